@@ -32,7 +32,7 @@ from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
-from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.nn.kernels.dispatch import NATIVE
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.jit import CONVOLUTION_OPTIONS
 from ltx2_cli.parallel.mesh import ShardingPlan

@@ -1,4 +1,4 @@
-"""New parts by CONTRIBUTING.md: its profile, its network and its command work as they stand there."""
+"""New parts by CONTRIBUTING.md: its profile, its chip, its network and its command work as they stand there."""
 
 import os
 import re
@@ -9,14 +9,20 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ltx2_cli
+from devices import tpus
+from ltx2_cli import chips
+from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.nn.kernels.fused import choose_block_sizes
 from ltx2_cli.nn.layers import rms_norm
 from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import configs, read_sharding, read_spec
+from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared, weights
 from ltx2_cli.weights.load import load, mismatches
@@ -44,6 +50,24 @@ def test_a_new_sharding_profile_takes_one_file_of_ten_lines(profile: str):
     assert plan.sharding.text == "passes 4 x heads 2"
 
 
+def test_a_new_chip_takes_one_line(monkeypatch: pytest.MonkeyPatch):
+    (line,) = block("A chip").splitlines()
+    monkeypatch.setattr(chips, "CHIPS", chips.read_chips([*chips.TABLE.read_text().splitlines(), line]))
+    devices = tpus("TPU v9x", 8)
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3"), devices)
+    assert plan.spec.sharding.profile == "trillium"
+    assert (plan.sharding.bf16_tile_sublanes, plan.sharding.input_major) == (16, True)
+    assert plan.sharding.attention is AttentionBackend.fused
+    assert [choose_block_sizes(devices[0], tokens, itemsize=2) for tokens in (6144, 30_000, 10**6)] == [
+        (1024, 1536, 2),
+        (512, 512, 4),
+        None,
+    ]
+    estimate = estimate_plan(plan)
+    assert estimate.device_bytes == 60e9
+    assert estimate.expected_seconds
+
+
 def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -66,9 +90,9 @@ def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     assert loaded.head.kernel[...].sharding.shard_shape((4, 16)) == (2, 16)
     assert loaded.norm[...].sharding.is_fully_replicated
 
-    x = jax.numpy.linspace(-1, 1, 32).reshape(2, 16)
+    x = jnp.linspace(-1, 1, 32).reshape(2, 16)
     kernel, bias = (np.asarray(weight[...]) for weight in (stored.head.kernel, stored.head.bias))
-    expected = np.asarray(rms_norm(x, 1e-6, stored.norm[...])) @ kernel.T + bias
+    expected = np.asarray(rms_norm(x, 1e-6, jnp.asarray(stored.norm[...]))) @ kernel.T + bias
     np.testing.assert_allclose(loaded(x), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -15,7 +15,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.cli.app import app
 from ltx2_cli.cli.registry import in_order
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.nn.kernels import NATIVE
+from ltx2_cli.nn.kernels.dispatch import NATIVE
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec

@@ -17,7 +17,8 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.nn.attention_cases import attended, drawn, error, packed
-from ltx2_cli.nn.kernels import NATIVE, Operands, attend_with, choose_backend
+from ltx2_cli.nn.kernels.dispatch import NATIVE, attend_with, choose_backend
+from ltx2_cli.nn.kernels.operands import Operands
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import plan_offline

@@ -12,8 +12,6 @@ from typing import NamedTuple
 GRANULE = 32  # bytes; the unit of a copy's size
 MATMUL = {"f32": 2}  # cycles of all matrix units together for one of their instructions: for 8 rows of these numbers
 USUAL_MATMUL = 4  # for 16 rows of bfloat16
-DELAY = {"tpu7x": 6}  # by chip: at most so many bundles behind a branch are issued whether it is taken or not
-USUAL_DELAY = 4
 MOST_BUNDLES = 10_000_000  # that are executed of one kernel
 UNKNOWN = 1  # what counts for results that are not scalar
 ARGUMENT = 0x01010101  # and for a word of a kernel's arguments: rows attend, and blocks, of which four share a word
@@ -92,10 +90,10 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def issued(text: str, chip: str = "", bounds_hold: bool = True) -> Issued:
-    """What a kernel issues on a chip of this name, by the text of its file `...-final_bundles.txt`, where all of its
-    comparisons of floating-point numbers hold or none. Raises `ValueError` for another text, and for a kernel without
-    an end."""
+def issued(text: str, branch_delay: int = 4, bounds_hold: bool = True) -> Issued:
+    """The instructions and copies of a kernel, by the text of its file `...-final_bundles.txt`, where all of its
+    comparisons of floating-point numbers hold or none. `branch_delay` is that of the `Chip`. Raises `ValueError` for
+    another text, and for a kernel without an end."""
     if not (places := [*_BUNDLE.finditer(text)]):
         raise ValueError("this is not the text of a schedule: it has no bundles")
     ends = [place.start() for place in places[1:]] + [len(text)]
@@ -107,8 +105,8 @@ def issued(text: str, chip: str = "", bounds_hold: bool = True) -> Issued:
             regions.setdefault(region, address)
         products += [address] * sum(MATMUL.get(kind, USUAL_MATMUL) for kind in _MATMUL.findall(body))
         bundles.append(_bundle(address, body))
-    registers, delay = _Registers(bounds_hold), DELAY.get(chip, USUAL_DELAY)
-    spans, granules = _run(_deciding(bundles), registers, regions, bundles[-1].address + 1, delay)
+    registers = _Registers(bounds_hold)
+    spans, granules = _run(_deciding(bundles), registers, regions, bundles[-1].address + 1, branch_delay)
     cycles = sum(times * (leave - start) for (start, leave), times in spans.items())
     matrix_cycles = sum(
         times * (bisect_left(products, leave) - bisect_left(products, start)) for (start, leave), times in spans.items()

@@ -20,7 +20,6 @@ from ltx2_cli.chips import Chip
 from ltx2_cli.estimate.bundles import Issued, issued
 from ltx2_cli.estimate.hlo import Loops, callees, computations, lines, sources
 
-FLOPS_PER_CYCLE = {"v5e": 2**17, "v5p": 2**18, "v6e": 2**19, "tpu7x": 2**19}  # of a device's matrix units
 KERNEL_RATE = 0.6  # of the chip's, of attention kernels by XLA's clock
 SCOPES = {
     "self_attention": "self-attention",
@@ -124,7 +123,7 @@ def _files() -> list[Path]:
 
 def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
     """The cycles of the program that was compiled last, by its optimised HLO; None for what is no TPU known here."""
-    if chip is None or chip.name not in FLOPS_PER_CYCLE:
+    if chip is None or not chip.flops_per_cycle:
         return None
     schedules = _schedules()
     try:
@@ -146,7 +145,7 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
         dearest=f"{dearest.name}, {dearest.source}" if dearest else "",
         dearest_cycles=clock(dearest) if dearest else 0,
         by_xla=sum(item.estimated for item in items),
-        hertz=chip.flops / FLOPS_PER_CYCLE[chip.name],
+        hertz=chip.flops / chip.flops_per_cycle,
     )
 
 
@@ -162,7 +161,7 @@ def _schedules() -> dict[str, Path]:
 def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_Item]:
     """What the core runs, one after the other."""
     texts, entry = computations(text)
-    places, rate = sources(text), FLOPS_PER_CYCLE[chip.name]
+    places, rate = sources(text), chip.flops_per_cycle
     bytes_per_cycle = rate * chip.hbm_bandwidth / chip.flops
     for line, loops in lines(texts, entry, _CALL.search):
         instruction, estimate = _INSTRUCTION.match(line), _ESTIMATE.search(line)
@@ -173,12 +172,12 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
         scheduled = estimated = estimated if estimated < NEVER else 0
         products = searching = 0.0
         if name in schedules:
-            kernel = _issued(schedules[name], chip.name)
+            kernel = _issued(schedules[name], chip.branch_delay)
             products = kernel.matrix_cycles
             scheduled = _longest(kernel, bytes_per_cycle)
             estimated = estimated or scheduled  # nothing else is known of a Pallas kernel without attention
             if is_kernel:
-                searching = _longest(_issued(schedules[name], chip.name, False), bytes_per_cycle) - scheduled
+                searching = _longest(_issued(schedules[name], chip.branch_delay, False), bytes_per_cycle) - scheduled
         if scheduled or estimated:
             own = [line, *(texts[callee] for callee in callees(line))]
             times = math.prod(number for number in loops if number)
@@ -189,8 +188,8 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
 
 
 @cache
-def _issued(file: Path, chip: str, bounds_hold: bool = True) -> Issued:
-    return issued(file.read_text(), chip, bounds_hold)
+def _issued(file: Path, branch_delay: int, bounds_hold: bool = True) -> Issued:
+    return issued(file.read_text(), branch_delay, bounds_hold)
 
 
 def _longest(kernel: Issued, bytes_per_cycle: float) -> float:

@@ -9,7 +9,7 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.encode import text_sharding
 from ltx2_cli.core.networks import placement
 from ltx2_cli.core.state import RunState, missing_contexts
-from ltx2_cli.nn.kernels import SCORE_BYTES
+from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, DENOISER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan

@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float
 
 from ltx2_cli.diffusion.conditions import References
-from ltx2_cli.nn.kernels import MASKED, Norm, Operands, attend_partly, attend_with, finish, split_heads
+from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
+from ltx2_cli.nn.kernels.operands import MASKED, Norm, Operands, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack
 from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
@@ -162,7 +163,7 @@ def _attend_whole(kernel: AttentionBackend, operands: Operands, heads: int, refe
         """Queries from the first to before the last, with these keys."""
         return _pairs(bare, slice(first, last), keys)
 
-    attended = [attend_with(kernel, pairs(0, grid, slice(None))._replace(shares=references.shares), heads)]
+    attended = [attend_with(kernel, pairs(0, grid, slice(None))._replace(key_weights=references.shares), heads)]
     last = grid + shown
     if shown:
         attended.append(attend_with(kernel, pairs(grid, last, slice(last)), heads))

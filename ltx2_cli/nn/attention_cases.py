@@ -7,7 +7,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.nn.kernels import Norm, Operands
+from ltx2_cli.nn.kernels.operands import Norm, Operands
 from ltx2_cli.nn.rope import Rope, pack
 from ltx2_cli.request.spec import AttentionBackend
 

@@ -13,9 +13,6 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 
 # By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
-# By chip: memory of a core for the tiles of one operation. With more than libtpu's 32 MiB products read their operands
-# less often, and sum over all inputs at once.
-PRODUCT_OPTIONS = {"v6e": {"xla_tpu_scoped_vmem_limit_kib": str(48 * 2**10)}}
 PROGRAMS = 64  # that stay loaded; of some ten sizes
 
 
@@ -51,4 +48,4 @@ def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | N
     if convolves:
         return CONVOLUTION_OPTIONS.get(device.platform)
     known = chip(device.device_kind)
-    return PRODUCT_OPTIONS.get(known.name) if known else None
+    return (dict(known.compiler_options) or None) if known else None

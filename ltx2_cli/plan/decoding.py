@@ -26,11 +26,10 @@ from ltx2_cli.weights.declare import Weight, weights
 Extent = tuple[int, int, int]  # frames, height, width
 LIVE_BUFFERS = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
 FLOAT32 = 4  # bytes
-# Activations as large as the largest that live at once in the audio decoder's program, by platform. For chips of
-# `KEEP_ALL` the compiler keeps all of them, and a copy of the weights in another layout. By `memory_analysis()` of
-# libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2: `tests/estimate/test_phases.py` has its figures.
+# Activations as large as the largest that live at once in the audio decoder's program, by platform, but for chips that
+# keep all. By `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2:
+# `tests/estimate/test_phases.py` has its figures.
 AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
-KEEP_ALL = ("tpu7x",)
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax
     itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
     sizes += [FLOAT32 * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
-    if known and known.name in KEEP_ALL:
+    if known and known.keeps_activations:
         read = (*weights(decoder), *weights(networks.vocoder))
         return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
     return AUDIO_BUFFERS[device.platform] * max(sizes)

@@ -12,7 +12,7 @@ from ltx2_cli.diffusion.latents import Shape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.nn.kernels import choose_backend
+from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, remarks, stages

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from ltx2_cli.core import self_test
 from ltx2_cli.errors import NotFiniteError, UsageError
 from ltx2_cli.nn.attention_cases import Case, attended, drawn, error
-from ltx2_cli.nn.kernels import Operands
+from ltx2_cli.nn.kernels.operands import Operands
 from ltx2_cli.nn.rope import Rope
 from ltx2_cli.request.spec import DType
 from ltx2_cli.runs import doctor

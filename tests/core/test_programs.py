@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -15,7 +16,8 @@ from jax.stages import Lowered
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from compilers import devices, needs_libtpu
-from ltx2_cli import read_spec
+from ltx2_cli import chips, read_spec
+from ltx2_cli.chips import chip
 from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
@@ -119,15 +121,16 @@ def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
 
 @needs_libtpu
 def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jit.PRODUCT_OPTIONS == {"v6e": {"xla_tpu_scoped_vmem_limit_kib": "49152"}}
-
     def compile_for(topology: str) -> None:
         plan = ShardingPlan(Mesh(np.asarray(devices(topology)[:1]), ("device",)), (), ())
         x = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16, sharding=plan.replicated)
         jitted(lambda x: x @ x, plan.replicated, plan).lower(x).compile()
 
     compile_for("v6e:2x4")  # libtpu knows them
-    monkeypatch.setitem(jit.PRODUCT_OPTIONS, "v6e", {"no_such_option": "1"})
+    v6e = chip("v6e")
+    assert v6e.compiler_options == (("xla_tpu_scoped_vmem_limit_kib", "49152"),)
+    other = replace(v6e, compiler_options=(("no_such_option", "1"),))
+    monkeypatch.setattr(chips, "CHIPS", tuple(other if known is v6e else known for known in chips.CHIPS))
     compile_for("tpu7x:2x2x1")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         compile_for("v6e:2x4")

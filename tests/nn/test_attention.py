@@ -10,10 +10,11 @@ import pytest
 from jax.sharding import Mesh
 
 from ltx2_cli.diffusion.conditions import References
-from ltx2_cli.nn import kernels
 from ltx2_cli.nn.attention import TokenAxis, attend, prepare_rope
 from ltx2_cli.nn.attention_cases import Case, attended, drawn
-from ltx2_cli.nn.kernels import Operands
+from ltx2_cli.nn.kernels import cpu, xla
+from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
+from ltx2_cli.nn.kernels.operands import Operands
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
@@ -125,12 +126,13 @@ def test_attention_in_blocks_of_queries_equals_attention_at_once(
     kernel: AttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = drawn(21, 11, heads=HEADS, head_size=8, rows=2)
-    monkeypatch.setattr(kernels, "SCORE_BYTES", 0)
-    monkeypatch.setattr(kernels, "CACHED_SCORES", 8)
-    monkeypatch.setattr(kernels, "LEAST_QUERIES", 8)
-    got = kernels.attend_with(kernel, case.operands, HEADS)
+    monkeypatch.setattr(xla, "SCORE_BYTES", 0)
+    monkeypatch.setattr(cpu, "CACHED_SCORES", 8)
+    monkeypatch.setattr(xla, "LEAST_QUERIES", 8)
+    monkeypatch.setattr(cpu, "LEAST_QUERIES", 8)
+    got = attend_with(kernel, case.operands, HEADS)
     np.testing.assert_allclose(got, attended(case), rtol=1e-5, atol=2e-6)
-    part = kernels.attend_partly(kernel, case.operands, HEADS, jnp.int32(7))
-    whole = kernels.attend_partly(AttentionBackend.xla, case.first_keys(7).operands, HEADS, jnp.int32(7))
+    part = attend_partly(kernel, case.operands, HEADS, jnp.int32(7))
+    whole = attend_partly(AttentionBackend.xla, case.first_keys(7).operands, HEADS, jnp.int32(7))
     np.testing.assert_allclose(part.gathered, whole.gathered, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(part.log_sum, whole.log_sum, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compilers import devices, needs_libtpu
 from ltx2_cli.nn.attention_cases import drawn, packed
-from ltx2_cli.nn.kernels import attend_partly, attend_with
+from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
@@ -35,7 +35,7 @@ def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str,
     shares = np.ones(300, np.float32) if head_size == 64 else None
     operands = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
-        packed(FUSED, case.operands._replace(shares=shares)),
+        packed(FUSED, case.operands._replace(key_weights=shares)),
     )
     valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=alone)
 

@@ -13,21 +13,15 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.nn import fused_attention
 from ltx2_cli.nn.attention_cases import Case, attended, drawn, error, packed, scores, softmax_attention
-from ltx2_cli.nn.kernels import (
-    KERNELS,
-    Operands,
-    PartialAttention,
-    attend_partly,
-    attend_with,
-    choose_backend,
-    splash_block,
-)
+from ltx2_cli.nn.kernels import fused
+from ltx2_cli.nn.kernels.dispatch import MODULES, attend_partly, attend_with, choose_backend
+from ltx2_cli.nn.kernels.operands import Operands, PartialAttention
+from ltx2_cli.nn.kernels.splash import block_length
 from ltx2_cli.nn.rope import Rope
 from ltx2_cli.request.spec import AttentionBackend, DType
 
-ON_CPU = tuple(kernel for kernel in KERNELS if kernel is not AttentionBackend.cudnn)
+ON_CPU = tuple(kernel for kernel in MODULES if kernel is not AttentionBackend.cudnn)
 LONG = (1152, 2047, 6400, 16320)  # keys of one head
 SHORT = (1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 130)
 QUERIES = 34  # with the longest context they are more scores than a CPU's kernel takes at once
@@ -128,9 +122,9 @@ def test_perturbed_rows_keep_their_own_values(kernel: AttentionBackend) -> None:
 @pytest.mark.parametrize("kernel", [kernel for kernel in ON_CPU if kernel is not AttentionBackend.splash])
 def test_keys_weigh_by_their_shares(kernel: AttentionBackend) -> None:
     case, shares = context_of(130, 64, "float32"), np.linspace(0, 1, 130, dtype=np.float32)
-    (got,) = attend_whole(kernel, [case.operands._replace(shares=shares)], case.heads)
+    (got,) = attend_whole(kernel, [case.operands._replace(key_weights=shares)], case.heads)
     assert error(got, attended(case, np.broadcast_to(shares, (QUERIES, 130)))) < TOLERANCE["float32"]
-    part = attend_part(kernel, case.operands._replace(shares=shares), case.heads, jnp.int32(99))
+    part = attend_part(kernel, case.operands._replace(key_weights=shares), case.heads, jnp.int32(99))
     ungated = replace(case, operands=case.operands._replace(gates=None))
     first = np.broadcast_to(np.where(np.arange(130) < 99, shares, 0), (QUERIES, 130))
     assert error(part.gathered, attended(ungated, first)) < TOLERANCE["float32"]
@@ -152,7 +146,7 @@ def test_a_part_without_valid_keys_has_no_weight(kernel: AttentionBackend) -> No
     ],
 )
 def test_blocks_of_splash_divide_the_length_or_pad_little(length: int, block: int) -> None:
-    assert splash_block(length) == block
+    assert block_length(length) == block
 
 
 def test_splash_multiplies_float32_in_float32() -> None:
@@ -188,15 +182,15 @@ class Mutant(NamedTuple):
 
 
 def _counting_filled(store: Callable[..., None]) -> Callable[..., None]:
-    def mutant(sizes: fused_attention.Sizes, blocks: Any, scratch: Any, valid: Any) -> None:
+    def mutant(sizes: fused.Sizes, blocks: Any, scratch: Any, valid: Any) -> None:
         store(sizes, blocks, scratch, valid)
-        scratch.values[sizes.keys :, LANES:] = jnp.ones((sizes.filled - sizes.keys, LANES), scratch.values.dtype)
+        scratch.values[sizes.keys :, LANES:] = jnp.ones((sizes.padded_keys - sizes.keys, LANES), scratch.values.dtype)
 
     return mutant
 
 
 def _turning_back(rotate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    def mutant(sizes: fused_attention.Sizes, x: jax.Array, table: jax.Array) -> jax.Array:
+    def mutant(sizes: fused.Sizes, x: jax.Array, table: jax.Array) -> jax.Array:
         lane = jax.lax.broadcasted_iota(jnp.int32, table.shape, 1)
         return rotate(sizes, x, jnp.where(lane % sizes.head_dim < sizes.head_dim // 2, table, -table))
 
@@ -241,7 +235,7 @@ def check_fused(mutant: Mutant) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_fused_kernel_is_not_the_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
-    monkeypatch.setattr(fused_attention, mutant.part, mutant.change(getattr(fused_attention, mutant.part)))
+    monkeypatch.setattr(fused, mutant.part, mutant.change(getattr(fused, mutant.part)))
     with pytest.raises(AssertionError, match="error"):
         check_fused(mutant)
 
@@ -358,14 +352,14 @@ def test_what_the_fused_kernel_cannot_take_is_splashs_or_refused(
 def test_keys_of_any_share_need_a_kernel_that_weighs_them(
     device: Device, dtype: DType, kernel: AttentionBackend, reason: str
 ) -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, device, dtype, (64, 128), 6144, shares=True)
+    chosen, sentence = choose_backend(AttentionBackend.auto, device, dtype, (64, 128), 6144, weighs_keys=True)
     assert (chosen, reason in sentence, bool(sentence)) == (kernel, True, bool(reason))
 
 
 def test_shares_take_memory_of_a_core() -> None:
     wanted = AttentionBackend.auto, V7X, DType.bfloat16, (64, 128)
     assert choose_backend(*wanted, 32640)[0] is AttentionBackend.fused
-    assert choose_backend(*wanted, 32640, shares=True)[0] is AttentionBackend.xla
+    assert choose_backend(*wanted, 32640, weighs_keys=True)[0] is AttentionBackend.xla
 
 
 @pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 24576), (V7X, 32640)])

@@ -1,0 +1,392 @@
+"""Attention as one Pallas kernel for TPUs, interpreted elsewhere: it normalises queries, rotates queries and keys,
+attends and gates each head in one pass over memory. Arrays in and out are [rows, tokens, heads * head_dim].
+
+A step of the grid takes a block of queries and one block of 128 lanes: a head of 128 channels, or two of 64. The keys
+and values of these heads stay in VMEM for all blocks of queries. The matrix unit sums the softmax's weights: it
+multiplies them by ones beside the values. Exponentials are powers of two, which the chip computes itself.
+
+The row maximum is skipped where |q|·|k| proves that no power overflows. Below `BOUND`, for the longest query of a block
+and the longest key, all powers and their sums are far inside float32, and a shift would change no digit. Elsewhere a
+first pass over the keys finds each query's largest score.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ltx2_cli.chips import BlockSizes, chip
+from ltx2_cli.nn.kernels.operands import LANES, Kernel, Operands, PartialAttention, Workload
+from ltx2_cli.nn.layers import precision
+from ltx2_cli.parallel.constrain import device
+from ltx2_cli.request.spec import DType
+
+SUBLANES = 16  # rows of a tile of 16-bit values
+ROPE_CHUNK = 1024  # keys that are rotated at a time
+LOG2_E = math.log2(math.e)
+BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
+ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
+LOWEST = -1e30  # below every score
+INTERPRETED = BlockSizes(1024, 3072, 2), BlockSizes(512, 512, 4)  # where the device is no TPU
+
+
+class Blocks(NamedTuple):
+    """Arrays of the kernel: on one device; or their block specs; or references to the blocks of a step of the grid."""
+
+    queries: Any  # [queries, LANES], of [rows, queries, heads * head_dim]
+    keys: Any  # [keys, LANES], all of them
+    values: Any
+    own_values: Any = None  # the values once more, in blocks like those of the queries; None: no row is perturbed
+    query_rope: Any = None  # each head's cosines, then its sines, [queries, LANES]; None: nothing is rotated
+    key_rope: Any = None
+    gates: Any = None  # of all heads, [queries, heads]
+    scales: Any = None  # of the queries' norm, the same in all lanes, [queries, LANES]; None: they are normalised
+    weights: Any = None  # of their channels, [1, LANES]
+    key_weights: Any = None  # factor of each key's power, the same in all lanes, [keys, LANES]; None: 1
+
+
+class Scratch(NamedTuple):
+    """Arrays that stay in VMEM while the heads are the same."""
+
+    keys: Any  # rotated, padded to whole blocks
+    values: Any  # and ones beside them; both times the keys' weights
+    max_key_norm: Any  # the square of the longest key's norm, in SMEM
+
+
+class Sizes(NamedTuple):
+    """Sizes that the kernel is compiled for."""
+
+    head_dim: int
+    queries: int  # in all, as keys
+    keys: int
+    query_block: int
+    key_block: int
+    unroll: int  # blocks of keys in a turn of the loop, at most
+
+    @property
+    def heads_per_block(self) -> int:
+        """Heads in a block of lanes."""
+        return LANES // self.head_dim
+
+    @property
+    def padded_keys(self) -> int:
+        """Keys in whole blocks."""
+        return _up(self.keys, self.key_block)
+
+
+def attend(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
+    """Attention over the first `valid` keys; None: over all. Channels are zero-padded to whole blocks of lanes."""
+    width, head_dim = operands.queries.shape[-1], operands.queries.shape[-1] // heads
+
+    def pad_lanes(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % LANES)])
+
+    queries, keys, values = map(pad_lanes, operands[:3])
+    query_rope, key_rope = map(pad_lanes, operands.ropes) if operands.ropes else (None, None)
+    own_values = None if operands.mask is None else values
+    scales = weights = None
+    if operands.norm is not None:
+        scales, weights = operands.norm.scales, pad_lanes(operands.norm.weights[None])
+        scales = jnp.broadcast_to(scales, (*scales.shape[:2], LANES))
+    key_weights = operands.key_weights
+    if key_weights is not None:
+        key_weights = jnp.broadcast_to(key_weights.astype(values.dtype)[:, None], (len(key_weights), LANES))
+    norm = scales, weights, key_weights
+    blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, *norm)
+    gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
+    if log_sum is not None:
+        log_sum = log_sum[..., :width:head_dim]
+    return PartialAttention(gathered[..., :width], log_sum)
+
+
+def _obstacle(workload: Workload) -> str:
+    device, dtype, head_sizes, tokens, weighs_keys = workload
+    if dtype is DType.float16:
+        return "the fused kernel computes in bfloat16 and float32, not in float16"
+    for head_size in sorted(set(head_sizes)):
+        if head_size % 2 or LANES % head_size:
+            return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
+    itemsize, memory = jnp.dtype(dtype.value).itemsize, vmem_bytes(device)
+    if not memory:
+        return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
+    if not choose_block_sizes(device, tokens, itemsize, weighs_keys):
+        needed = vmem_needed(_block_sizes(device)[-1], tokens, itemsize, weighs_keys=weighs_keys)
+        where = f"a core of {device.device_kind} has {memory / 2**20:.0f}"
+        return f"the fused kernel needs {needed / 2**20:.0f} MiB for a head of {tokens} tokens, {where}"
+    return ""
+
+
+KERNEL = Kernel(attend, _obstacle, for_tpus=True)
+
+
+def vmem_bytes(device: jax.Device) -> float:
+    """VMEM of a core; infinite where the kernel is interpreted, none on a TPU not known here."""
+    if device.platform != "tpu":
+        return math.inf
+    known = chip(device.device_kind)
+    return known.vmem_bytes if known else 0
+
+
+def vmem_needed(sizes: BlockSizes, keys: int, itemsize: int, buffers: int = 1, weighs_keys: bool = False) -> int:
+    """VMEM bytes for `keys` keys with `buffers` copies of each input, plus the keys' weights if they have any."""
+    read = buffers * LANES * ((2 + weighs_keys) * itemsize + 4)
+    held = read + 3 * LANES * itemsize  # and the scratch: keys, values, ones
+    scores = sizes.queries * sizes.keys * (4 + itemsize)
+    by_query = sizes.queries * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
+    return (keys + sizes.keys) * held + scores + by_query
+
+
+def choose_block_sizes(device: jax.Device, keys: int, itemsize: int, weighs_keys: bool = False) -> BlockSizes | None:
+    """The fastest block sizes that fit VMEM beside `keys` keys; None: not even the smallest."""
+    memory = vmem_bytes(device)
+    fitting = (
+        sizes for sizes in _block_sizes(device) if vmem_needed(sizes, keys, itemsize, weighs_keys=weighs_keys) <= memory
+    )
+    return next(fitting, None)
+
+
+def _block_sizes(device: jax.Device) -> tuple[BlockSizes, ...]:
+    known = chip(device.device_kind)
+    return known.block_sizes if known and known.block_sizes else INTERPRETED
+
+
+def fused_attention(
+    blocks: Blocks, head_dim: int, mask: jax.Array | None, valid: jax.Array | None, device: jax.Device
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention over the first `valid` keys (None: all), [rows, queries, heads * head_dim]; and, if `valid` is given,
+    each head's log Σ exp(q·k) in all its channels. Rows where `mask` is false keep their own values. Interpreted where
+    the device is no TPU."""
+    (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
+    weighs_keys = blocks.key_weights is not None
+    chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys) or _block_sizes(device)[-1]
+    query_block, key_block = _block(queries, chosen.queries, SUBLANES), _block(keys, chosen.keys, LANES)
+    # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
+    unroll = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
+    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll)
+    needed = partial(vmem_needed, chosen, keys, dtype.itemsize, weighs_keys=weighs_keys)
+    buffers = 2 if needed(2) <= vmem_bytes(device) else 1
+    specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
+    outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
+    if valid is not None:
+        outputs.append(jax.ShapeDtypeStruct((rows, queries, width), jnp.float32))
+    scratch = Scratch(
+        pltpu.VMEM((sizes.padded_keys, LANES), dtype),
+        pltpu.VMEM((sizes.padded_keys, 2 * LANES), dtype),
+        pltpu.SMEM((1,), jnp.float32),
+    )
+    kernel = pl.pallas_call(
+        partial(_kernel, sizes),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(rows, width // LANES, pl.cdiv(queries, sizes.query_block)),
+            in_specs=[Blocks(*(None if x is None else spec for x, spec in zip(blocks, specs, strict=True)))],
+            out_specs=[specs.queries] * len(outputs),
+            scratch_shapes=[scratch],
+        ),
+        out_shape=outputs,
+        compiler_params=pltpu.CompilerParams(
+            # The cores of a chip share rows and blocks of lanes; scratch is kept for one block of lanes.
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=needed(buffers),
+        ),
+        name="fused_attention",
+        interpret=device.platform != "tpu",
+    )
+    attends = jnp.ones(rows, jnp.int32) if mask is None else jnp.asarray(mask, jnp.int32)
+    attended, *log_sum = kernel(attends, jnp.full(1, keys if valid is None else valid, jnp.int32), blocks)
+    return attended, log_sum[0] if log_sum else None
+
+
+def _up(length: int, step: int) -> int:
+    return -(-length // step) * step
+
+
+def _block(length: int, most: int, step: int) -> int:
+    """The length of blocks of at most `most` tokens, a multiple of `step` that pads few."""
+    return _up(-(-length // -(-length // most)), step)
+
+
+def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
+    """The blocks of each array. The grid's axes are rows, blocks of lanes, and blocks of queries."""
+    mode = pl.Buffered(buffers)
+    by_query = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, group, block, *_: (row, block, group))
+    context = pl.BlockSpec((None, sizes.keys, LANES), lambda row, group, *_: (row, 0, group), pipeline_mode=mode)
+    query_rope = pl.BlockSpec((sizes.query_block, LANES), lambda _, group, block, *__: (block, group))
+    key_rope = pl.BlockSpec((sizes.keys, LANES), lambda _, group, *__: (0, group), pipeline_mode=mode)
+    gates = pl.BlockSpec((None, sizes.query_block, heads), lambda row, _, block, *__: (row, block, 0))
+    scales = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, _, block, *__: (row, block, 0))
+    weights = pl.BlockSpec((1, LANES), lambda _, group, *__: (0, group))
+    key_weights = pl.BlockSpec((sizes.keys, LANES), lambda *_: (0, 0), pipeline_mode=mode)
+    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights, key_weights)
+
+
+def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: Any) -> None:
+    """One step of the grid."""
+    *outputs, scratch = results
+    row, group, block = map(pl.program_id, range(3))
+    gated = partial(_gated, gates=blocks.gates, first=group * sizes.heads_per_block, sizes=sizes)
+
+    @pl.when(block == 0)
+    def _() -> None:
+        _store_context(sizes, blocks, scratch, valid[0])
+
+    @pl.when(attends[row] != 0)
+    def _() -> None:
+        queries = _ready_queries(sizes, blocks, block)
+        attended, log_sum = _attend(sizes, queries, scratch)
+        for output, result in zip(outputs, (gated(attended), log_sum), strict=False):
+            output[...] = result.astype(output.dtype)
+
+    if blocks.own_values is not None:
+
+        @pl.when(attends[row] == 0)
+        def _() -> None:
+            outputs[0][...] = gated(blocks.own_values[...].astype(jnp.float32)).astype(outputs[0].dtype)
+
+
+def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Array) -> None:
+    """Fill the scratch: rotated keys, and values with ones beside them. Keys that are not valid become the first key,
+    which changes no largest score; their values and ones become zeros, which change no sum."""
+    first = _rotated_keys(sizes, blocks, pl.ds(0, min(SUBLANES, sizes.keys)))[:1]
+
+    def store(start: jax.Array | int, length: int) -> jax.Array:
+        here = pl.ds(start, length)
+        keys = _rotated_keys(sizes, blocks, here)
+        counts = _index(keys, 0) < valid - start
+        scratch.keys[here] = jnp.where(counts, keys, first)
+        values, weights = jnp.where(counts, blocks.values[here], 0), counts.astype(scratch.values.dtype)
+        if blocks.key_weights is not None:
+            weights = jnp.where(counts, blocks.key_weights[here], 0)
+            values = values * weights
+        scratch.values[here, :LANES] = values
+        scratch.values[here, LANES:] = weights
+        return max_norm_bound(keys)
+
+    def store_block(index: jax.Array, bound: jax.Array) -> jax.Array:
+        return jnp.maximum(bound, store(pl.multiple_of(index * ROPE_CHUNK, ROPE_CHUNK), ROPE_CHUNK))
+
+    whole, rest = divmod(sizes.keys, ROPE_CHUNK)
+    bound = max_norm_bound(first)
+    if whole:
+        bound = jax.lax.fori_loop(0, whole, store_block, bound)
+    scratch.max_key_norm[0] = jnp.maximum(bound, store(whole * ROPE_CHUNK, rest)) if rest else bound
+    if behind := sizes.padded_keys - sizes.keys:
+        scratch.keys[sizes.keys :] = jnp.broadcast_to(first, (behind, LANES))
+        scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
+
+
+def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
+    keys = blocks.keys[here]
+    if blocks.key_rope is None:
+        return keys
+    return _rotate(sizes, keys.astype(jnp.float32), blocks.key_rope[here]).astype(keys.dtype)
+
+
+def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
+    """A block of queries, normalised, rotated, scaled for powers of two, and zero-padded."""
+    queries = blocks.queries[...].astype(jnp.float32)
+    if blocks.scales is None:
+        queries = queries * LOG2_E
+    else:
+        queries = queries * blocks.scales[...] * (blocks.weights[...] * LOG2_E)
+    if blocks.query_rope is not None:
+        queries = _rotate(sizes, queries, blocks.query_rope[...])
+    if sizes.queries % sizes.query_block:
+        queries = jnp.where(_index(queries, 0) < sizes.queries - block * sizes.query_block, queries, 0)
+    return queries.astype(blocks.queries.dtype)
+
+
+def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
+    """Results of the heads of a block of lanes, and the logarithms of their sums, both float32 [queries, LANES]."""
+    attended = log_sum = jnp.zeros(queries.shape, jnp.float32)
+    head = _head(sizes, queries)
+    for own in range(sizes.heads_per_block):
+        shift, total = _sums(sizes, jnp.where(head == own, queries, 0), scratch)
+        gathered, weight = total[:, :LANES], total[:, LANES:]
+        some = weight > 0
+        attended = jnp.where(head == own, gathered / jnp.where(some, weight, 1), attended)
+        log_sum = jnp.where(head == own, jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, LOWEST), log_sum)
+    return attended, log_sum
+
+
+def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
+    """The shift of one head's scores, [queries, 1]; and the sums over all keys of their powers times the values and,
+    beside it, times ones, float32 [queries, 2 * LANES]."""
+    exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
+    blocks = sizes.padded_keys // sizes.key_block
+
+    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
+        def step(index: jax.Array, carry: jax.Array) -> jax.Array:
+            for block in range(unroll):
+                first = (index * unroll + block) * sizes.key_block
+                part = pl.ds(pl.multiple_of(first, sizes.key_block), sizes.key_block)
+                carry = body(carry, _product(queries, scratch.keys[part], 1, exact), part)
+            return carry
+
+        return jax.lax.fori_loop(0, blocks // unroll, step, start)
+
+    def larger(largest: jax.Array, scores: jax.Array, _: Any) -> jax.Array:
+        return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
+
+    def add(total: jax.Array, scores: jax.Array, part: Any) -> jax.Array:
+        weights = jnp.exp2(scores - shift).astype(scratch.values.dtype)
+        return total + _product(weights, scratch.values[part], 0, exact)
+
+    bounded = max_norm_bound(queries) * scratch.max_key_norm[0] <= BOUND**2
+    shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + LOWEST, 1))
+    unroll = max(number for number in range(1, sizes.unroll + 1) if blocks % number == 0)
+    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
+
+
+def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Array:
+    """x [queries, LANES] times the gates of its heads; `first` is the number of the first."""
+    if gates is None:
+        return x
+    all_gates, head = gates[...].astype(jnp.float32), _head(sizes, x)
+    factor = jnp.zeros(x.shape, jnp.float32)
+    for own in range(sizes.heads_per_block):
+        gate = jnp.where(_index(all_gates, 1) == first + own, all_gates, 0).sum(axis=1, keepdims=True)
+        factor = jnp.where(head == own, gate, factor)
+    return x * factor
+
+
+def _rotate(sizes: Sizes, x: jax.Array, table: jax.Array) -> jax.Array:
+    """x float32 [tokens, LANES] with the halves of its heads rotated; `table` holds each head's cosines, then its
+    sines."""
+    half = sizes.head_dim // 2
+    in_first = jax.lax.rem(_index(x, 1), sizes.head_dim) < half
+
+    def swap(x: jax.Array) -> jax.Array:
+        """x with the halves of each head swapped."""
+        if sizes.head_dim == LANES:
+            return pltpu.roll(x, half, 1)
+        return jnp.where(in_first, pltpu.roll(x, LANES - half, 1), pltpu.roll(x, half, 1))
+
+    other = swap(table)
+    return x * jnp.where(in_first, table, other) + swap(x) * jnp.where(in_first, -other, table)
+
+
+def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | None) -> jax.Array:
+    """The sums over the columns of x and an axis of y, float32."""
+    along = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(x, y, along, precision=exact, preferred_element_type=jnp.float32)
+
+
+def max_norm_bound(x: jax.Array) -> jax.Array:
+    """An upper bound of the largest squared norm of a row: the matrix unit sums squares that are rounded."""
+    squares, ones = jnp.square(x.astype(jnp.float32)).astype(x.dtype), jnp.ones((LANES, LANES), x.dtype)
+    return jnp.max(_product(squares, ones, 0, precision(x.dtype))) * ROUNDED
+
+
+def _head(sizes: Sizes, x: jax.Array) -> jax.Array:
+    """The number of each lane's head in its block of lanes."""
+    return jax.lax.div(_index(x, 1), sizes.head_dim)
+
+
+def _index(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
