@@ -20,8 +20,8 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
     PassMasks,
+    PassReuse,
     Ropes,
-    Sharing,
     TextContext,
     rope_tables,
 )
@@ -79,7 +79,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 def _stage_rows(
     plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]
-) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], Sharing]:
+) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], PassReuse]:
     """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None
@@ -91,7 +91,7 @@ def _stage_rows(
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
-    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, Sharing(passes, branch)
+    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, PassReuse(passes, branch)
 
 
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
@@ -171,8 +171,8 @@ def _velocity(
 ) -> Streams[jax.Array]:
     """Noise minus clean of latents [videos, tokens, channels] in every pass, [passes, videos, tokens, channels].
     `branch` in place of that of the inputs is known to the compiler."""
-    if branch is not None and inputs.sharing:
-        inputs = inputs._replace(sharing=replace(inputs.sharing, branch=branch))
+    if branch is not None and inputs.reuse:
+        inputs = inputs._replace(reuse=replace(inputs.reuse, branch=branch))
     rows = transformer(in_its_dtype(transformer, latents), sigma, inputs)
     return Streams(
         *(

@@ -1,6 +1,6 @@
-"""Tokens that are given to a clip, such as those of a picture or of a sound: each has a clean value, a strength, and a
-noise level of its own, (1 − strength)·σ where that of the stream is σ. They take the place of tokens of the grid, or
-are appended and cut off at the end. A clip has few levels: what they decide is computed for each, and picked by token.
+"""Given tokens of a clip, such as a picture's or a sound's. Each has a clean value, a strength, and a noise level of
+its own, (1 − strength)·σ where the stream's is σ. They replace tokens of the grid, or are appended and cut off at the
+end. A clip has few levels: values that depend on them are computed once for each level and selected for each token.
 """
 
 from collections.abc import Sequence
@@ -27,32 +27,32 @@ class ConditionTokens(NamedTuple):
     start: int  # the first token
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["shares"], meta_fields=["counts"])
+@partial(jax.tree_util.register_dataclass, data_fields=["key_weights"], meta_fields=["counts"])
 @dataclass(frozen=True)
 class References:
-    """How much self-attention there is between a clip and its references, where it is not all. References see neither
-    each other nor pictures behind the grid."""
+    """Weights of the self-attention between a clip and its references, where it is not full. References attend neither
+    to each other nor to pictures behind the grid."""
 
     counts: tuple[int, ...]  # tokens of the grid, of pictures behind it, of each reference
-    shares: Array  # float32 [tokens]: factor of the exponential of a score of a reference's token with one of the grid
+    key_weights: Array  # float32 [tokens]: of the exponential of a score between a reference's token and the grid
 
 
 class Conditions(NamedTuple):
-    """The given tokens of one stream. All is traced: other values, places and strengths compile nothing. Level 0 is
-    that of tokens that are not given. Factors are of the noise level σ of the step, [levels]."""
+    """The given tokens of one stream. All fields are traced: other values, places and strengths compile nothing. Tokens
+    that are not given have level 0. Scales are factors of the step's noise level σ, float32 [levels]."""
 
     level: Array  # int32 [tokens]
     clean: Array  # float32 [tokens, channels]; zeros where nothing is given
     strength: Array  # float32 [levels]
-    own: Array  # factor of a token's own noise level
-    x0: Array  # factor with which its clean value is predicted
-    cross: Array  # factor that modulates what it shows the other stream
-    gate: Array  # factor that modulates what it takes from the other stream
-    text: Array  # factor that modulates the text for the whole stream, a scalar
+    self_scale: Array  # for a token's own modulation, and its noise at the start
+    x0_scale: Array  # for the prediction of its clean value
+    cross_scale: Array  # for its modulation before the attention between the streams
+    gate_scale: Array  # for the gate of its attention to the other stream
+    text_scale: Array  # for the text's modulation in the whole stream, a scalar
     references: References | None = None  # None: tokens attend to all tokens alike
 
-    def by_token(self, values: Array) -> jax.Array:
-        """Values [levels] as [tokens, 1]."""
+    def level_values(self, values: Array) -> jax.Array:
+        """The value of each token's level, [tokens, 1], of values [levels]."""
         return jnp.asarray(values)[self.level][:, None]
 
 
@@ -66,11 +66,12 @@ def conditions(
     cross_timestep: CrossTimestep,
     frozen: Streams[bool],
 ) -> Streams[Conditions | None]:
-    """The given tokens among all of each stream, of these shapes [tokens, channels]; None for a stream whose tokens all
-    have the step's noise level. Of two that are given for one token the later holds. `x0_sigma`: whose noise level
-    predicts the clean value. `cross_timestep`: where the other stream's noise level replaces a token's own in the
-    attention between the streams. That of a stream is σ, but 0 of one that is `frozen`: nothing of it is made, and it
-    is clean for the other too. A picture that fills a clip of one frame freezes nothing: diffusers keep σ."""
+    """The given tokens of each stream, whose shape is [tokens, channels]; None for a stream whose tokens all have the
+    step's noise level. A token that is given twice keeps the later value. `x0_sigma`: the noise level, the token's or
+    the stream's, that predicts the clean value. `cross_timestep`: "always", or for the "gate" alone, the attention
+    between the streams uses the other stream's noise level instead of a token's own. A stream's level is σ, or 0 if it
+    is `frozen`: it is not generated, and clean for the other stream too. A one-frame clip that is given whole still
+    uses the step's σ, as diffusers does."""
     level = Streams(*(0.0 if still else 1.0 for still in frozen))  # in σ
     pairs = zip(given, shapes, level, level[::-1], strict=True)
     return Streams(*(_of_stream(*pair, x0_sigma, cross_timestep) for pair in pairs))
@@ -97,10 +98,10 @@ def _of_stream(
         clean,
         strength,
         own,
-        x0=own if x0 == "token" else np.ones_like(strength),
-        cross=other if cross == "always" else own,
-        gate=other,
-        text=np.asarray(level_of_stream, np.float32),
+        x0_scale=own if x0 == "token" else np.ones_like(strength),
+        cross_scale=other if cross == "always" else own,
+        gate_scale=other,
+        text_scale=np.asarray(level_of_stream, np.float32),
     )
 
 
@@ -110,8 +111,8 @@ def initial_latents(
     sigma: jax.Array,
     given: Streams[Conditions | None] = UNCONDITIONED,
 ) -> Streams[jax.Array]:
-    """Latents [videos, tokens, channels] at noise level σ, (1 − σ)·x + σ·noise, each given token at its own of its
-    clean value. Without `clean`: noise, but for the given tokens."""
+    """Latents [videos, tokens, channels] at noise level σ, (1 − σ)·x + σ·noise; given tokens at their own level, from
+    their clean value. Without `clean` all other tokens are noise."""
     streams = zip(clean or (None, None), noise, given, strict=True)
     return Streams(*(_initial(*stream, sigma) for stream in streams))
 
@@ -122,5 +123,5 @@ def _initial(clean: jax.Array | None, noise: jax.Array, given: Conditions | None
     if given is not None:
         clean = jnp.pad(clean, ((0, 0), (0, noise.shape[1] - clean.shape[1]), (0, 0)))
         clean = jnp.where(given.level[:, None] > 0, given.clean, clean)
-        sigma = sigma * given.by_token(given.own)
+        sigma = sigma * given.level_values(given.self_scale)
     return (1 - sigma) * clean + sigma * noise

@@ -146,9 +146,9 @@ def euler(
 ) -> Float[jax.Array, "videos tokens channels"]:
     """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ. The x0 of a
     given token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way to that value."""
-    own_sigma = sigma if given is None else sigma * given.by_token(given.x0)
+    own_sigma = sigma if given is None else sigma * given.level_values(given.x0_scale)
     clean = guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights)
     if given is not None:
-        strength = given.by_token(given.strength)
+        strength = given.level_values(given.strength)
         clean = (1 - strength) * clean + strength * given.clean
     return noisy + (following - sigma) / sigma * (noisy - clean)

@@ -48,8 +48,8 @@ class TextProjection(nnx.Module):
     by token, projected for each stream, and scaled to keep their norm at its width."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
-        self.by_token, features = arch.per_modality_projections, arch.caption_channels * arch.text_proj_in_factor
-        names = ("video_text_proj_in", "audio_text_proj_in") if self.by_token else ("text_proj_in",)
+        self.per_token, features = arch.per_modality_projections, arch.caption_channels * arch.text_proj_in_factor
+        names = ("video_text_proj_in", "audio_text_proj_in") if self.per_token else ("text_proj_in",)
         self.linears = nnx.List(
             Linear(scope / name, features, width, (None, "embed"), arch.proj_bias)
             for name, width in zip(names, arch.widths, strict=False)
@@ -58,10 +58,10 @@ class TextProjection(nnx.Module):
 
     def __call__(self, hidden_states: jax.Array, mask: jax.Array) -> Streams[jax.Array]:
         """Each stream's features [batch, tokens, width]."""
-        normed = (features_by_token if self.by_token else features_by_layer)(hidden_states, mask)
+        normed = (features_by_token if self.per_token else features_by_layer)(hidden_states, mask)
         normed = normed.astype(self.linears[0].kernel.dtype)
         features = jnp.moveaxis(normed, 1, 3).reshape(normed.shape[0], normed.shape[2], -1)  # channels × states
-        if not self.by_token:
+        if not self.per_token:
             return Streams(*[self.linears[0](features)] * 2)
         return Streams(*(linear(features * scale) for linear, scale in zip(self.linears, self.scales, strict=True)))
 

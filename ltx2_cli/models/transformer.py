@@ -12,18 +12,18 @@ from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.models.transformer_block import Block, each, modulate
+from ltx2_cli.models.transformer_block import Block, map_streams, modulate
 from ltx2_cli.models.transformer_inputs import (
     Arrays,
     DenoiserInputs,
     Mask,
     Modulation,
     PassMasks,
+    PassReuse,
     Ropes,
-    Sharing,
     StreamInputs,
     TextContext,
-    by_token,
+    select_by_level,
 )
 from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
@@ -34,11 +34,11 @@ from ltx2_cli.weights.declare import Scope, Weight, is_weight
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
 TRAIN_TIMESTEPS = 1000  # the timestep of noise level 1
-Layer = tuple[Block, Streams[KeysValues | None] | None, Mask | None]  # a block, its text, which rows it perturbs
+Layer = tuple[Block, Streams[KeysValues | None] | None, Mask | None]  # a block, its text, the mask of perturbed rows
 
 
 class CaptionProjection(nnx.Module):
-    """Two linears with a GELU that bring text features to a stream's width."""
+    """Two linears with a GELU between, from text features to a stream's width."""
 
     def __init__(self, scope: Scope, d_in: int, width: int):
         self.linear_1 = Linear(scope / "linear_1", d_in, width, (None, "embed"))
@@ -65,30 +65,33 @@ class StreamIO(nnx.Module):
         self.caption = CaptionProjection(*caption) if arch.caption_channels else None
 
     def modulation(
-        self, timestep: jax.Array, gate_scale: float, given: Conditions | None
+        self, timestep: jax.Array, gate_ratio: float, given: Conditions | None
     ) -> tuple[Modulation, jax.Array]:
         """The rows for every layer, and the embedding that modulates the output, [dim] or [levels, dim]."""
-        own, cross, gate, text_level = (1.0,) * 4 if given is None else (given.own, given.cross, given.gate, given.text)
-        rows, embedded = self.time(timestep * own)
-        cross_rows, gate_rows = self.cross(timestep * cross)[0], self.cross_gate(timestep * gate * gate_scale)[0]
-        text = None if self.text_time is None else self.text_time(timestep * text_level)[0]
+        scales: tuple[Any, ...] = (1.0,) * 4
+        if given is not None:
+            scales = given.self_scale, given.cross_scale, given.gate_scale, given.text_scale
+        own, cross, gate, of_text = (timestep * scale for scale in scales)
+        rows, embedded = self.time(own)
+        cross_rows, gate_rows = self.cross(cross)[0], self.cross_gate(gate * gate_ratio)[0]
+        text = None if self.text_time is None else self.text_time(of_text)[0]
         return Modulation(rows, cross_rows, gate_rows, text), embedded
 
     def read(self, text: jax.Array) -> jax.Array:
-        """The connector's output at the stream's width."""
+        """The connector's output, brought to the stream's width."""
         return text if self.caption is None else self.caption(text)
 
     def output(
         self, x: Float[jax.Array, "rows tokens dim"], embedded: Float[jax.Array, "*levels dim"], level: jax.Array | None
     ) -> Float[jax.Array, "rows tokens channels"]:
         """Velocity tokens from the last layer's x."""
-        shift, scale = by_token(self.table[...] + embedded[..., None, :], level)
+        shift, scale = select_by_level(self.table[...] + embedded[..., None, :], level)
         return self.proj_out(modulate(layer_norm(x, OUTPUT_EPS), scale, shift))
 
 
 class Transformer(nnx.Module):
-    """LTX-2's denoiser. Layers are one abstract block whose weights carry a leading `layers` axis. A stream that is not
-    `running` has no weights, and no tokens; the other runs as if both were kept apart."""
+    """LTX-2's denoiser. Layers are one abstract block whose weights have a leading `layers` axis. A stream that is not
+    `running` has neither weights nor tokens; the other runs as in an isolated pass."""
 
     def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True, running: Streams[bool] = BOTH):
         self.video = StreamIO(scope, arch.streams.video) if running.video else None
@@ -97,8 +100,8 @@ class Transformer(nnx.Module):
         self.arch, self.scan_layers = arch, scan_layers
 
     def text_context(self, text: Arrays) -> TextContext:
-        """The connectors' output [contexts, tokens, dim] as the layers want it; computed once for all steps."""
-        tokens = each(StreamIO.read, Streams(self.video, self.audio), text)
+        """The layers' text, from the connectors' output [contexts, tokens, dim]; computed once for all steps."""
+        tokens = map_streams(StreamIO.read, Streams(self.video, self.audio), text)
         if any(stream.text_modulated for stream in self.arch.streams):
             return TextContext(tokens, None)
         keys_values = jax.lax.map(lambda block: block.text_keys_values(tokens, Streams(None, None)), self.blocks)
@@ -114,46 +117,46 @@ class Transformer(nnx.Module):
     def forward_with_intermediates(
         self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, T]]:
-        """As `__call__`, and `tap(x)` of the streams x [rows, tokens, dim], whose tokens zeros may fill up: before the
-        layers, and after each, with a leading layers axis. No row shares another's work."""
-        return self._forward(latents, sigma, inputs._replace(sharing=None), tap)
+        """As `__call__`, and `tap(x)` of the streams x [rows, padded tokens, dim]: before the layers, and after each
+        layer, with a leading layers axis. No pass reuses another's layers."""
+        return self._forward(latents, sigma, inputs._replace(reuse=None), tap)
 
     def _forward(
         self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, Any]]:
         arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
-        gate_scale = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
+        gate_ratio = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
         streams, lengths = Streams(self.video, self.audio), (stream.shape[1] for stream in latents)
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
 
         def begin(
             stream: StreamIO, held: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
         ) -> tuple[StreamInputs, jax.Array]:
-            modulation, embedded = stream.modulation(timestep, gate_scale, held)
+            modulation, embedded = stream.modulation(timestep, gate_ratio, held)
             level = None if held is None else pad_to_shards(jnp.asarray(held.level), (axis.name,), 0)
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
             return StreamInputs(modulation, *ropes, axis, level, held and held.references), embedded
 
         def project(
             stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis
-        ) -> Float[jax.Array, "videos filled dim"]:
+        ) -> Float[jax.Array, "videos padded_tokens dim"]:
             return stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
 
         def end(stream: StreamIO, x: jax.Array, begun: tuple[StreamInputs, jax.Array]) -> jax.Array:
             return stream.output(x, begun[1], begun[0].level)[:, : begun[0].tokens.length]
 
-        begun = each(begin, streams, inputs.given, inputs.ropes, tokens, Streams(*tokens[::-1]))
+        begun = map_streams(begin, streams, inputs.given, inputs.ropes, tokens, Streams(*tokens[::-1]))
         shared = Streams(*(stream and stream[0] for stream in begun))
-        x = each(project, streams, latents, tokens)
+        x = map_streams(project, streams, latents, tokens)
         x, intermediates = self._run_layers(x, inputs, shared, tap)
-        return each(end, streams, x, begun), intermediates
+        return map_streams(end, streams, x, begun), intermediates
 
     def _run_layers(
         self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs | None], tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, Any]]:
-        """All rows x after the last layer, of the videos' x before the first, and the taps, but where rows branch off
-        none after the layers."""
-        text, contexts, _, masks, _, sharing = inputs = inputs._replace(sharing=_allowed(inputs.sharing, len(x.video)))
+        """Repeat x for each pass and run all layers. Returns x and the taps; per-layer taps are None if the perturbed
+        pass reuses layers."""
+        text, contexts, _, masks, _, reuse = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
         layer, passes = self._layer(inputs, shared), len(contexts) // len(x.video)
         scanned = self.blocks, text.keys_values, masks.self_attention
 
@@ -161,9 +164,9 @@ class Transformer(nnx.Module):
             axes = (("rows", stream.tokens.name if stream else None, None) for stream in shared)
             return Streams(*(constrain(jnp.repeat(y, passes, axis=0), axis) for y, axis in zip(x, axes, strict=True)))
 
-        if sharing is not None and sharing.branch is not None and self.scan_layers:
+        if reuse is not None and reuse.branch is not None and self.scan_layers:
             before = rows(passes - 1)
-            return _branching(layer, scanned, before, sharing, contexts), (tap(before), None)
+            return _branching(layer, scanned, before, reuse, contexts), (tap(before), None)
 
         def tapped(x: Arrays, scanned: Layer) -> tuple[Arrays, T]:
             x = layer(x, scanned, contexts)
@@ -176,12 +179,12 @@ class Transformer(nnx.Module):
     def _layer(
         self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
     ) -> Callable[[Arrays, Layer, Mask], Arrays]:
-        """A layer as a function of its rows, of what it reads alone, and of the rows' contexts."""
-        text, contexts, _, masks, _, sharing = inputs
+        """A layer as a function of x, of its own weights and text, and of the rows' contexts."""
+        text, contexts, _, masks, _, reuse = inputs
         modulation = Streams(*(stream and stream.modulation.text for stream in shared))
         by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
-        tokens, isolated = text.tokens, sharing.isolated(len(contexts)) if sharing else 0
-        if by_row:  # each device makes the keys and values of its rows' contexts alone
+        tokens, isolated = text.tokens, reuse.isolated(len(contexts)) if reuse else 0
+        if by_row:  # each device makes keys and values for the contexts of its own rows
             tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in tokens))
 
         def layer(x: Arrays, scanned: Layer, contexts: Mask) -> Arrays:
@@ -190,7 +193,7 @@ class Transformer(nnx.Module):
             if keys_values is None:
                 keys_values = block.text_keys_values(tokens, modulation)
             context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
-            if sharing is None:
+            if reuse is None:
                 return block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
             return block(x, context, shared, PassMasks(self_attention, None), isolated)
 
@@ -198,9 +201,9 @@ class Transformer(nnx.Module):
 
 
 def _as_placed(stacked: Weight, layer: Weight) -> Weight:
-    """A layer of a stacked weight, read in the order that the weight has in memory. In loops of steps, and in two loops
-    over the same layers, libtpu 0.0.42 would choose another, and copy all weights first. It is said of each device's
-    part: said of the whole, every device would gather it."""
+    """A layer of a stacked weight, constrained to the order of the stack in memory. In loops of steps, and in two loops
+    over the same layers, libtpu 0.0.42 would choose another order, and copy all weights first. The constraint is on
+    each device's part: on the whole array, every device would gather it."""
     plan = active()
     order = plan.layer_order(stacked) if plan else None
     if plan is None or order is None:
@@ -212,18 +215,18 @@ def _as_placed(stacked: Weight, layer: Weight) -> Weight:
     return layer.with_value(ordered(layer.get_value()))
 
 
-def _allowed(sharing: Sharing | None, videos: int) -> Sharing | None:
-    """`sharing` where each device holds all passes of its videos."""
+def _allowed(reuse: PassReuse | None, videos: int) -> PassReuse | None:
+    """`reuse` where each device holds all passes of its videos."""
     plan = active()
-    return sharing if plan is None or plan.keeps_together(videos) else None
+    return reuse if plan is None or plan.keeps_together(videos) else None
 
 
 def _branching(
-    layer: Callable[[Arrays, Layer, Mask], Arrays], scanned: Layer, x: Arrays, sharing: Sharing, contexts: Mask
+    layer: Callable[[Arrays, Layer, Mask], Arrays], scanned: Layer, x: Arrays, reuse: PassReuse, contexts: Mask
 ) -> Arrays:
-    """x after all layers, of rows without those of the perturbed pass before them: these begin with the first block
-    that perturbs. One program for any such block."""
-    early, layers = sharing.without_perturbed(contexts), len(jax.tree.leaves(scanned)[0])
+    """x after all layers, from x without the perturbed pass, which is inserted at the first block that it perturbs. One
+    program for any such block."""
+    early, layers = reuse.drop_perturbed(contexts), len(jax.tree.leaves(scanned)[0])
 
     def at(index: jax.Array) -> Layer:
         return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), scanned)
@@ -232,13 +235,13 @@ def _branching(
         block, keys_values, _ = at(index)
         return layer(x, (block, keys_values, None), early)
 
-    x = jax.lax.fori_loop(0, sharing.branch, unperturbed, x)
-    x = Streams(*map(sharing.branch_off, x))
-    return jax.lax.fori_loop(sharing.branch, layers, lambda index, x: layer(x, at(index), contexts), x)
+    x = jax.lax.fori_loop(0, reuse.branch, unperturbed, x)
+    x = Streams(*map(reuse.insert_perturbed, x))
+    return jax.lax.fori_loop(reuse.branch, layers, lambda index, x: layer(x, at(index), contexts), x)
 
 
 def _rows_here(rows: int) -> int:
-    """How many of the rows lie on a device."""
+    """The number of rows on a device."""
     plan = active()
     return (
         rows if plan is None else NamedSharding(plan.mesh, plan.activation(("rows",), (rows,))).shard_shape((rows,))[0]

@@ -52,8 +52,8 @@ class Stream(nnx.Module):
         shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
         normed = modulate(rms_norm(x, self.eps), scale, shift)
         context = self.self_attention.keys_values(normed)
-        seen = (tokens, tokens), (rope, rope), mask, inputs.references
-        return x + self.self_attention(normed, context, *seen) * gate
+        where = (tokens, tokens), (rope, rope), mask, inputs.references
+        return x + self.self_attention(normed, context, *where) * gate
 
     @jax.named_scope("text_attention")
     def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
@@ -72,27 +72,28 @@ class Stream(nnx.Module):
         return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
 
     def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
-        """x, normalised and modulated, for the attention towards the video and for that towards the audio."""
+        """Normalised x, modulated for the attention towards the video and for the attention towards the audio."""
         rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
         normed = rms_norm(x, self.eps)
         return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
 
     def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
-        """x plus what was gathered from the other stream, gated, where `mask` allows it. The last row of each video may
-        have gathered nothing."""
+        """x plus the gated attention to the other stream, `gathered`, where `mask` is true. `gathered` may lack the
+        isolated pass, the last row of each video; zeros are added to it."""
         gated = gathered * inputs.rows(self.cross_table[4:], inputs.modulation.cross_gate)[0]
         if mask is not None:
             return x + jnp.where(mask[:, None, None], gated, 0)
-        if apart := len(x) - len(gated):
-            by_video = gated.reshape(apart, -1, *x.shape[1:])
+        if isolated := len(x) - len(gated):
+            by_video = gated.reshape(isolated, -1, *x.shape[1:])
             gated = jnp.pad(by_video, ((0, 0), (0, 1), (0, 0), (0, 0))).reshape(x.shape)
         return x + gated
 
 
-def each(
+def map_streams(
     function: Callable[..., Any], streams: Streams[Any], first: Streams[Any], *others: Streams[Any]
 ) -> Streams[Any]:
-    """`function` of each stream and of its parts of the others; of a stream that does not run, its part of `first`."""
+    """`function` of each stream and of its values in `first` and `others`; for a stream that does not run, its value in
+    `first`."""
     parts = zip(streams, first, *others, strict=True)
     return Streams(*(part[0] if stream is None else function(stream, *part) for stream, *part in parts))
 
@@ -124,27 +125,27 @@ class Block(nnx.Module):
         masks: PassMasks,
         isolated: int = 0,
     ) -> Arrays:
-        """x [rows, tokens, dim] of both streams after this layer. Rows are those of so many videos that have an
-        `isolated` pass behind their others, without attention between the streams; 0: the masks tell."""
+        """x [rows, tokens, dim] of both streams after this layer. `isolated` rows, the last of each video, have no
+        attention between the streams; 0: `masks` decides."""
         streams, perturbed = Streams(self.video, self.audio), masks.self_attention
-        x = each(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
-        x = each(Stream.attend_to_text, streams, x, inputs, text)
+        x = map_streams(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
+        x = map_streams(Stream.attend_to_text, streams, x, inputs, text)
         x = self._exchange(x, inputs, masks.cross_modal, isolated)
-        return each(Stream.mlp, streams, x, inputs)
+        return map_streams(Stream.mlp, streams, x, inputs)
 
     @jax.named_scope("exchange")
     def _exchange(self, x: Arrays, inputs: Streams[Any], mask: Mask | None, isolated: int) -> Arrays:
-        """Audio-to-video and video-to-audio attention, both from the streams as they were before either."""
+        """Audio-to-video and video-to-audio attention; both read the streams as they were before."""
         if not (self.video and self.audio and self.audio_to_video and self.video_to_audio):
             return x
         streams = (self.video, self.audio)
         tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
-        meeting = (
+        cross_modal = (
             Streams(*(y.reshape(isolated, -1, *y.shape[1:])[:, :-1].reshape(-1, *y.shape[1:]) for y in x))
             if isolated
             else x
         )
-        video, audio = map(Stream.cross_inputs, streams, meeting, inputs)
+        video, audio = map(Stream.cross_inputs, streams, cross_modal, inputs)
         audio_kv = self.audio_to_video.keys_values(audio.video)
         video_kv = self.video_to_audio.keys_values(video.audio)
         gathered = (

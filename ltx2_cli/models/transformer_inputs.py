@@ -1,4 +1,4 @@
-"""What a forward of the diffusion transformer reads beside latents and weights."""
+"""Inputs of the diffusion transformer's forward, beside latents and weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ Mask = jax.Array | np.ndarray
 
 
 class Modulation(NamedTuple):
-    """Rows that the noise level adds to the tables of every layer, each [rows, dim] for one stream; but for the text,
-    [levels, rows, dim] where tokens have noise levels of their own."""
+    """Modulation of one stream by its noise level, added to the tables of every layer: each [rows, dim], or [levels,
+    rows, dim] where tokens have noise levels of their own (not `text`)."""
 
     self_and_mlp: jax.Array  # shift, scale and gate of self-attention, feed-forward and, if modulated, the text query
     cross: jax.Array  # scale and shift towards the video, scale and shift towards the audio
@@ -39,7 +39,7 @@ class Ropes(NamedTuple):
 
 
 class PassMasks(NamedTuple):
-    """What a layer computes for each row; bool [rows], None: all of it for all of them."""
+    """Parts of a layer that each row computes; bool [rows], None: every row computes it."""
 
     self_attention: Mask | None  # false: self-attention is perturbed
     cross_modal: Mask | None  # false: no attention between video and audio
@@ -47,24 +47,24 @@ class PassMasks(NamedTuple):
 
 @partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["passes"])
 @dataclass(frozen=True)
-class Sharing:
-    """What the masks say, as far as it is known before a program is compiled: what rows need not compute, on devices
-    that hold all passes of their videos."""
+class PassReuse:
+    """Passes that can reuse another pass's layers. Known at compile time; used only where a device holds all passes of
+    a video."""
 
     passes: tuple[Pass, ...]  # of each video, the conditional one first
     branch: jax.Array | np.ndarray | int | None = None  # the first block where the perturbed pass differs from that
 
     def isolated(self, rows: int) -> int:
-        """How many of all rows keep the streams apart: the last of each video, or none."""
+        """The number of rows of the isolated pass: the last of each video, or none."""
         return rows // len(self.passes) if self.passes[-1] is Pass.ISOLATED else 0
 
-    def without_perturbed(self, rows: Mask) -> jax.Array:
-        """Rows without those of the perturbed pass."""
+    def drop_perturbed(self, rows: Mask) -> jax.Array:
+        """`rows` without the perturbed pass."""
         by_video = rows.reshape(-1, len(self.passes), *rows.shape[1:])
         return jnp.delete(by_video, self.passes.index(Pass.PERTURBED), axis=1).reshape(-1, *rows.shape[1:])
 
-    def branch_off(self, rows: jax.Array) -> jax.Array:
-        """Rows that lack those of the perturbed pass, with these: equal to those of the conditional pass."""
+    def insert_perturbed(self, rows: jax.Array) -> jax.Array:
+        """`rows` with the perturbed pass, a copy of the conditional one: the inverse of `drop_perturbed`."""
         passes, place = len(self.passes), self.passes.index(Pass.PERTURBED)
         videos, tokens = len(rows) // (passes - 1), rows.shape[1:]
         by_video = rows.reshape(videos, passes - 1, *tokens)
@@ -81,47 +81,47 @@ class TextContext(NamedTuple):
 
 
 class DenoiserInputs(NamedTuple):
-    """What a forward reads besides latents and noise level: the same at every step. Rows are videos times passes, those
-    of a video in turn."""
+    """Inputs of a forward besides latents and noise level: the same at every step. Rows are videos times passes, the
+    passes fastest."""
 
     text: TextContext
     contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
     ropes: Streams[Ropes]
     masks: PassMasks  # `self_attention` has a leading layers axis
     given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
-    sharing: Sharing | None = None  # None: every row computes all that it needs
+    reuse: PassReuse | None = None  # None: every row computes all of its layers
 
 
 class StreamInputs(NamedTuple):
-    """What every layer of one stream reads: the same in all."""
+    """Inputs that all layers of one stream share."""
 
     modulation: Modulation
     own_rope: PreparedRope
     cross_rope: PreparedRope
     tokens: TokenAxis
-    level: jax.Array | None = None  # int [tokens]: of each token's noise level; None: all have the stream's
+    level: jax.Array | None = None  # int [tokens]: the number of each token's noise level; None: the stream's
     references: References | None = None  # among the tokens
 
     def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
-        """The rows of a table, modulated: each [dim], or by token [tokens, dim]."""
-        return by_token(table + modulation, self.level)
+        """The rows of a table, modulated: each [dim], or [tokens, dim] where tokens have levels."""
+        return select_by_level(table + modulation, self.level)
 
 
-def by_token(rows: jax.Array, level: jax.Array | None) -> list[jax.Array]:
-    """Of [levels, rows, dim] what the level of each token picks, row by row [tokens, dim]; else the rows, each [dim].
-    Levels are few: each row is selected in the very loop that reads it, which the stacked rows could not be."""
+def select_by_level(rows: jax.Array, level: jax.Array | None) -> list[jax.Array]:
+    """From rows [levels, rows, dim], each row at each token's level, [tokens, dim]; without levels the rows [dim]. XLA
+    fuses the selection of one row into the loop that reads it, but not a gather of all rows."""
     if level is None:
         return list(rows)
-    return [reduce(partial(_pick, level), enumerate(row[1:], 1), row[0]) for row in rows.swapaxes(0, 1)]
+    return [reduce(partial(_select, level), enumerate(row[1:], 1), row[0]) for row in rows.swapaxes(0, 1)]
 
 
-def _pick(level: jax.Array, picked: jax.Array, numbered: tuple[int, jax.Array]) -> jax.Array:
+def _select(level: jax.Array, selected: jax.Array, numbered: tuple[int, jax.Array]) -> jax.Array:
     number, row = numbered
-    return jnp.where((level == number)[:, None], row, picked)
+    return jnp.where((level == number)[:, None], row, selected)
 
 
 def rope_tables(geometry: Geometry, arch: TransformerArch) -> Streams[Ropes]:
-    """The rotary tables of a clip, by axis: positions are few where tokens are many."""
+    """The rotary tables of a clip, one for each axis: positions are fewer than tokens."""
     seconds, cross_width = np.float32(max(stream.max_positions[0] for stream in arch.streams)), arch.streams.audio.width
 
     def tables(stream: StreamArch, grids: Sequence[Sequence[np.ndarray]]) -> Ropes:

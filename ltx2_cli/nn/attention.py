@@ -1,7 +1,8 @@
-"""Multi-head attention as every LTX-2 transformer uses it (arXiv:2601.03233), on one device or over a mesh.
+"""Multi-head attention of all LTX-2 transformers (arXiv:2601.03233), on one device or over a mesh.
 
-Where a context's tokens are split over devices, self-attention trades tokens for heads before and after (Ulysses,
-arXiv:2309.14509); queries that lie whole attend to each part, and the results are merged by their softmax's sums.
+If a context's tokens are split over devices, self-attention exchanges tokens for heads before it and back after it
+(Ulysses, arXiv:2309.14509). Queries that are not split attend to each part of the context, and the results are merged
+by the sums of their softmax.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
 from ltx2_cli.nn.kernels.operands import MASKED, Norm, Operands, finish, split_heads
 from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
-from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack
+from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack_rope
 from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
@@ -35,27 +36,27 @@ class KeysValues(NamedTuple):
 
 
 class TokenAxis(NamedTuple):
-    """The logical axis along which tokens lie, and their number without the zeros that fill the devices' parts."""
+    """The logical axis of tokens, and their number without padding."""
 
     name: str | None = None
     length: int | None = None  # None: all
 
 
 TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
-WHOLE = TokenAxis(), TokenAxis()
+UNSPLIT = TokenAxis(), TokenAxis()
 Mask = jax.Array | np.ndarray
 PreparedRope = Rope | jax.Array  # of `prepare_rope`
 
 
 class Attention(nnx.Module):
-    """Attention with biases, RMS-normalised queries and keys over all heads jointly, and optional per-head gates."""
+    """Attention with biases, queries and keys RMS-normalised over all heads jointly, and optional gates per head."""
 
     def __init__(self, scope: Scope, dim: int, context_dim: int, heads: int, head_dim: int, gated: bool):
         inner = heads * head_dim
         self.to_q = Linear(scope / "to_q", dim, inner, ("embed", "heads"))
         self.to_k = Linear(scope / "to_k", context_dim, inner, ("embed", "heads"))
         self.to_v = Linear(scope / "to_v", context_dim, inner, ("embed", "heads"))
-        # To gather a narrow input sends less than to sum a wide result that every device has a part of.
+        # A gather of the narrow input sends less than a sum of the wide result over devices.
         self.out_axis = "heads" if inner >= dim else None
         self.to_out = Linear(scope / "to_out" / 0, inner, dim, (self.out_axis, "embed"))
         self.norm_q = (scope / "norm_q").weight("weight", (inner,), ("heads",))
@@ -71,15 +72,15 @@ class Attention(nnx.Module):
         self,
         x: Float[jax.Array, "rows tokens dim"],
         context: KeysValues,
-        axes: TokenAxes = WHOLE,
+        axes: TokenAxes = UNSPLIT,
         ropes: tuple[PreparedRope, PreparedRope] | None = None,
         mask: Bool[Mask, " rows"] | None = None,
         references: References | None = None,
     ) -> Float[jax.Array, "rows tokens dim"]:
-        """Attention from x [rows, tokens, dim] to `context`; `axes` are those of their tokens, `ropes` rotate them. The
-        rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value, the perturbation
-        of spatio-temporal guidance. `references` are among the tokens."""
-        # Scaled by 1/√d before they are rounded to the run's dtype.
+        """Attention from x [rows, tokens, dim] to `context`. `axes` and `ropes` are of the queries and of the context.
+        The rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value: the
+        perturbation of spatio-temporal guidance. `references` are among the tokens."""
+        # Queries are scaled by 1/√d before they are rounded to the run's dtype.
         weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self.to_q(x)
         norm = Norm(rms_scale(queries, NORM_EPS), weights)
@@ -89,7 +90,7 @@ class Attention(nnx.Module):
 
 
 def attend(
-    operands: Operands, heads: int, axes: TokenAxes = WHOLE, references: References | None = None
+    operands: Operands, heads: int, axes: TokenAxes = UNSPLIT, references: References | None = None
 ) -> Float[jax.Array, "rows queries width"]:
     """softmax(q·kᵀ)·v with float32 scores, rotated and gated, [rows, queries, heads * head_dim]."""
     plan = active()
@@ -104,15 +105,15 @@ def attend(
     counts = tuple(axis.length or x.shape[TOKENS] for axis, x in zip(axes, operands[:2], strict=True))
 
     def attend_locally(operands: Operands, references: References | None) -> jax.Array:
-        """On one device: its own queries, and the part of the context that it holds."""
+        """One device's queries over the part of the context that it holds."""
         if along is None:
             return _attend_whole(kernel, operands, heads_here, references)
         if queries[TOKENS] is None:
-            return _attend_to_parts(kernel, operands, heads_here, along, counts[1])
+            return merge_partial(kernel, operands, heads_here, along, counts[1])
         if heads_here % plan.mesh.shape[along]:
             assert references is None, "no plan lets a device hold a part of the tokens that attend to references"
-            return _attend_to_gathered(kernel, operands, heads_here, along, counts[1])
-        return _attend_by_heads(kernel, operands, heads_here, along, counts, references)
+            return gather_context(kernel, operands, heads_here, along, counts[1])
+        return ulysses(kernel, operands, heads_here, along, counts, references)
 
     ropes = None
     if operands.ropes:
@@ -128,59 +129,59 @@ def attend(
 
 
 def prepare_rope(grids: RopeGrids, tokens: TokenAxis, others: TokenAxis) -> PreparedRope:
-    """The rope of `tokens` as their attention with `others` reads it, laid out and filled once, outside the layers:
-    each device makes its own part."""
+    """The rope of `tokens` for their attention with `others`, laid out and padded once, outside the layers; each device
+    makes its own part."""
     if (plan := active()) is None:
         return over_tokens(grids)
     spec = _rope_spec(plan, grids[0][0].cos.shape[1], plan.mesh_axis(tokens.name), plan.mesh_axis(others.name))
     by_heads, laid_out = NamedSharding(plan.mesh, PartitionSpec(None, spec[1])), NamedSharding(plan.mesh, spec)
-    packed = [list(map(pack, axes)) for axes in grids] if plan.attention is AttentionBackend.fused else grids
+    packed = [list(map(pack_rope, axes)) for axes in grids] if plan.attention is AttentionBackend.fused else grids
     whole = over_tokens(jax.lax.with_sharding_constraint(packed, by_heads))
 
-    def fill_up(table: jax.Array) -> jax.Array:
+    def pad(table: jax.Array) -> jax.Array:
         return jnp.pad(table, ((0, -len(table) % plan.parts(tokens.name)), *[(0, 0)] * (table.ndim - 1)))
 
-    return jax.lax.with_sharding_constraint(jax.tree.map(fill_up, whole), laid_out)
+    return jax.lax.with_sharding_constraint(jax.tree.map(pad, whole), laid_out)
 
 
 def _rope_spec(plan: ShardingPlan, heads: int, tokens: str | None, others: str | None) -> PartitionSpec:
-    """How a rope lies on the mesh where its tokens, and those that they attend with, lie along these axes of it."""
+    """The spec of a rope whose tokens lie along one mesh axis, and the other side of their attention along another."""
     _, along = plan.activation((None, "heads"), (1, heads))
     if tokens is None or others is None:
         return PartitionSpec(tokens, along)
     if heads // plan.mesh.shape.get(along, 1) % plan.mesh.shape[tokens]:
         return PartitionSpec(None, along)  # the context is gathered
-    return PartitionSpec(None, tuple(axis for axis in (along, tokens) if axis))  # tokens are traded for heads
+    return PartitionSpec(None, tuple(axis for axis in (along, tokens) if axis))  # tokens are exchanged for heads
 
 
 def _attend_whole(kernel: AttentionBackend, operands: Operands, heads: int, references: References | None) -> jax.Array:
-    """All queries over all of their context."""
+    """Attention of all queries over their whole context."""
     if references is None:
         return attend_with(kernel, operands, heads)
     (grid, shown, *counts), bare = references.counts, operands._replace(gates=None, mask=None)
 
     def pairs(first: int, last: int, keys: slice) -> Operands:
-        """Queries from the first to before the last, with these keys."""
-        return _pairs(bare, slice(first, last), keys)
+        """Queries first to last - 1 with these keys."""
+        return _select(bare, slice(first, last), keys)
 
-    attended = [attend_with(kernel, pairs(0, grid, slice(None))._replace(key_weights=references.shares), heads)]
+    attended = [attend_with(kernel, pairs(0, grid, slice(None))._replace(key_weights=references.key_weights), heads)]
     last = grid + shown
     if shown:
         attended.append(attend_with(kernel, pairs(grid, last, slice(last)), heads))
     for count in counts:
         first, last = last, last + count
         own = attend_partly(kernel, pairs(first, last, slice(first, last)), heads, jnp.int32(count))
-        seen = attend_partly(kernel, pairs(first, last, slice(grid)), heads, jnp.int32(grid))
-        share = jnp.maximum(jnp.log(references.shares[first:last]), MASKED)[:, None]
-        weight = jax.nn.sigmoid(seen.log_sum + share - own.log_sum)[..., None]
-        from_own, from_grid = (split_heads(part.gathered, heads) for part in (own, seen))
+        other = attend_partly(kernel, pairs(first, last, slice(grid)), heads, jnp.int32(grid))
+        bias = jnp.maximum(jnp.log(references.key_weights[first:last]), MASKED)[:, None]
+        weight = jax.nn.sigmoid(other.log_sum + bias - own.log_sum)[..., None]
+        from_own, from_grid = (split_heads(part.gathered, heads) for part in (own, other))
         merged = (1 - weight) * from_own + weight * from_grid
         attended.append(merged.reshape(own.gathered.shape).astype(own.gathered.dtype))
     return finish(operands, split_heads(jnp.concatenate(attended, axis=TOKENS), heads))
 
 
-def _pairs(operands: Operands, queries: slice, keys: slice) -> Operands:
-    """Some of the queries with some of the keys."""
+def _select(operands: Operands, queries: slice, keys: slice) -> Operands:
+    """The operands of some queries and some keys."""
     ropes, norm = operands.ropes, operands.norm
     if ropes:
         ropes = tuple(
@@ -196,8 +197,8 @@ def _pairs(operands: Operands, queries: slice, keys: slice) -> Operands:
     )
 
 
-def _attend_to_parts(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
-    """Whole queries over a context in parts: each part's result, weighted by its share of the softmax's sum."""
+def merge_partial(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
+    """Unsplit queries over a split context: the sum of the parts' results, weighted by their softmax's sums."""
     here = operands.keys.shape[TOKENS]
     valid = jnp.clip(count - here * jax.lax.axis_index(along), 0, here)
     part = attend_partly(kernel, operands._replace(gates=None), heads, valid)
@@ -206,8 +207,8 @@ def _attend_to_parts(kernel: AttentionBackend, operands: Operands, heads: int, a
     return finish(operands, (gathered / total).astype(operands.values.dtype))
 
 
-def _attend_to_gathered(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
-    """Queries over a context whose parts are gathered: more devices share the tokens than each has heads."""
+def gather_context(kernel: AttentionBackend, operands: Operands, heads: int, along: str, count: int) -> jax.Array:
+    """Queries over the gathered context, for heads that do not divide by the devices along the tokens."""
     keys, values = (jax.lax.all_gather(x, along, axis=TOKENS, tiled=True)[:, :count] for x in operands[1:3])
     ropes, here = operands.ropes, operands.queries.shape[TOKENS]
     if ropes:
@@ -218,7 +219,7 @@ def _attend_to_gathered(kernel: AttentionBackend, operands: Operands, heads: int
     return finish(operands, split_heads(attended, heads))
 
 
-def _attend_by_heads(
+def ulysses(
     kernel: AttentionBackend,
     operands: Operands,
     heads: int,
@@ -226,30 +227,30 @@ def _attend_by_heads(
     counts: tuple[int, ...],
     references: References | None,
 ) -> jax.Array:
-    """Tokens are traded for heads, and back after attention: a device attends over all tokens with some heads."""
+    """Exchange tokens for heads, attend over all tokens with some of the heads, and exchange back."""
 
-    def trade(x: jax.Array | None, count: int) -> jax.Array | None:
-        return None if x is None else _trade(x, along)[:, :count]
+    def exchange(x: jax.Array | None, count: int) -> jax.Array | None:
+        return None if x is None else tokens_to_heads(x, along)[:, :count]
 
     query_count, key_count = counts
     ropes = operands.ropes and tuple(map(_first_positions, operands.ropes, counts))
-    traded = Operands(
-        trade(operands.queries, query_count),
-        trade(operands.keys, key_count),
-        trade(operands.values, key_count),
+    exchanged = Operands(
+        exchange(operands.queries, query_count),
+        exchange(operands.keys, key_count),
+        exchange(operands.values, key_count),
         ropes,
-        trade(operands.gates, query_count),
+        exchange(operands.gates, query_count),
         operands.mask,
         operands.norm and _norm_of_heads(operands.norm, along, query_count),
     )
     parts = jax.lax.axis_size(along)
-    behind = parts * operands.queries.shape[TOKENS] - query_count
-    attended = _attend_whole(kernel, traded, heads // parts, references)
-    return _trade_back(jnp.pad(attended, ((0, 0), (0, behind), (0, 0))), along)
+    padding = parts * operands.queries.shape[TOKENS] - query_count
+    attended = _attend_whole(kernel, exchanged, heads // parts, references)
+    return heads_to_tokens(jnp.pad(attended, ((0, 0), (0, padding), (0, 0))), along)
 
 
 def _norm_of_heads(norm: Norm, along: str, count: int) -> Norm:
-    """The norm of all tokens, for the heads that this device gets of those along an axis."""
+    """The norm of all tokens, for this device's share of the heads along a mesh axis."""
     scales = jax.lax.all_gather(norm.scales, along, axis=TOKENS, tiled=True)[:, :count]
     return Norm(scales, norm.weights.reshape(jax.lax.axis_size(along), -1)[jax.lax.axis_index(along)])
 
@@ -258,16 +259,16 @@ def _first_positions(rope: PreparedRope, count: int) -> PreparedRope:
     return jax.tree.map(lambda table: table[:count], rope)
 
 
-def _trade(x: jax.Array, along: str) -> jax.Array:
-    """Of x [rows, tokens, width], the tokens of all devices along an axis with one part of the width."""
-    # The parts in front: to split and join lanes in the exchange itself costs libtpu more than the copies.
+def tokens_to_heads(x: jax.Array, along: str) -> jax.Array:
+    """x [rows, tokens, width] with tokens split along a mesh axis to x with all tokens and the width split."""
+    # Parts are the first axis: splitting and joining lanes in the exchange itself costs libtpu more than these copies.
     parts = jnp.moveaxis(keep_row_major(x).reshape(*x.shape[:2], jax.lax.axis_size(along), -1), 2, 0)
     received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 1)
     return received.reshape(x.shape[0], -1, received.shape[-1])
 
 
-def _trade_back(x: jax.Array, along: str) -> jax.Array:
-    """The inverse of `_trade`."""
+def heads_to_tokens(x: jax.Array, along: str) -> jax.Array:
+    """The inverse of `tokens_to_heads`."""
     parts = jnp.moveaxis(x.reshape(x.shape[0], jax.lax.axis_size(along), -1, x.shape[WIDTH]), 1, 0)
     received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 2)
     return received.reshape(*received.shape[:2], -1)

@@ -1,5 +1,5 @@
-"""Attention from its definition, in float64, and operands to hold every kernel to it: in tests, and on a user's device
-by `ltx2 doctor`."""
+"""The definition of attention in float64, and operands to check every kernel against it: in tests, and on a user's
+device by `ltx2 doctor`."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.nn.kernels.operands import Norm, Operands
-from ltx2_cli.nn.rope import Rope, pack
+from ltx2_cli.nn.rope import Rope, pack_rope
 from ltx2_cli.request.spec import AttentionBackend
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a kernel is given. Two are equal if they are the same object."""
+    """A kernel's operands. Two cases are equal if they are the same object."""
 
     operands: Operands
     heads: int
 
-    @lru_cache(maxsize=4)  # noqa: B019, the few cases that the next kernels need again
+    @lru_cache(maxsize=4)  # noqa: B019, the next kernels need the few cases again
     def first_keys(self, count: int) -> "Case":
-        """The same without the keys behind the first so many."""
+        """The case with the first `count` keys alone."""
         queries, keys, values, ropes, *others = self.operands
         ropes = ropes[0], Rope(*(table[:count] for table in ropes[1]))
         return replace(self, operands=Operands(queries, keys[:, :count], values[:, :count], ropes, *others))
@@ -46,8 +46,8 @@ def drawn(
     perturbed: bool = False,
     spread: float = 2,
 ) -> Case:
-    """Scores of a few units, `spread`, whose softmax is far from uniform; queries normalised, rotated and gated. Every
-    second row is perturbed, if any: then queries and keys are the same tokens."""
+    """Random operands, rotated and gated, with queries to normalise. Scores are of `spread` units, so that the softmax
+    is far from uniform. `perturbed`: every second row is, and queries and keys are the same tokens."""
     random = np.random.default_rng(keys)
     shapes = ((rows, queries, heads * head_size), *((rows, keys, heads * head_size),) * 2)
     projections = [random.standard_normal(shape, np.float32) for shape in shapes]
@@ -71,8 +71,10 @@ def drawn(
 
 
 def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
-    """With ropes as the kernel reads them."""
-    return operands._replace(ropes=tuple(map(pack, operands.ropes))) if kernel is AttentionBackend.fused else operands
+    """Operands with the ropes in the kernel's form."""
+    return (
+        operands._replace(ropes=tuple(map(pack_rope, operands.ropes))) if kernel is AttentionBackend.fused else operands
+    )
 
 
 def scores(case: Case) -> np.ndarray:
@@ -99,15 +101,15 @@ def _softmax(case: Case, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return gathered.swapaxes(1, 2), (largest + np.log(total))[..., 0].swapaxes(1, 2)
 
 
-def attended(case: Case, shares: np.ndarray | None = None) -> np.ndarray:
-    """What a kernel returns, float64 [rows, queries, heads * head_size]: perturbed rows keep their values; gated.
-    `shares` [queries, keys] are factors of the exponentials."""
+def attended(case: Case, weights: np.ndarray | None = None) -> np.ndarray:
+    """The result of a kernel, float64 [rows, queries, heads * head_size]: perturbed rows keep their values; gated.
+    `weights` [queries, keys] are factors of the exponentials."""
     gates, mask = case.operands.gates, case.operands.mask
-    if shares is None:
+    if weights is None:
         found, _ = softmax_attention(case)
     else:
         with np.errstate(divide="ignore"):
-            found, _ = _softmax(case, scores(case) + np.log(shares))
+            found, _ = _softmax(case, scores(case) + np.log(weights))
     if mask is not None:
         found = np.where(mask[:, None, None, None], found, _by_head(case.operands.values, case.heads))
     if gates is not None:

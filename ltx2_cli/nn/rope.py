@@ -16,18 +16,18 @@ class Rope(NamedTuple):
     sin: jax.Array | np.ndarray
 
 
-# Of each grid of tokens, which lie one behind the other, the rope of every axis. Each lane of a head belongs to one
-# axis and is zero on the others, so that a token's rope is the sum of those of its positions.
+# The ropes of the axes of each grid of tokens; grids follow each other. Each lane of a head belongs to one axis and is
+# zero in the ropes of the others, so that a token's rope is the sum of its positions' ropes.
 RopeGrids = Sequence[Sequence[Rope]]
 
 
 def axis_ropes(
     fractions: Sequence[np.ndarray], width: int, heads: int, theta: float, still: Sequence[int] = ()
 ) -> tuple[Rope, ...]:
-    """The ropes of a grid's axes, whose positions are fractions of the largest position, float32 [positions].
-    Frequencies are a log grid from π/2 to theta·π/2 made in float64; angles are float32 because that is what the
-    weights were trained with. The axes run fastest; lanes that do not fill width/2 are identity, in front. Axes behind
-    these, of so many positions as `still` says, do not rotate."""
+    """The ropes of a grid's axes; `fractions` are each axis's positions over the largest, float32 [positions].
+    Frequencies are a log grid from π/2 to theta·π/2, made in float64; angles are float32, as in the training of the
+    weights. In width/2 lanes the axes run fastest; the lanes left over are identity, in front. `still` counts the
+    positions of further axes that do not rotate."""
     axes, lanes = len(fractions), width // 2
     count = lanes // axes
     grid = (theta ** np.linspace(0.0, 1.0, count, dtype=np.float64) * (np.pi / 2)).astype(np.float32)
@@ -42,18 +42,18 @@ def axis_ropes(
 
 
 def over_tokens(grids: Sequence[Sequence[Any]]) -> Any:
-    """From the ropes of axes, packed or not, the one of all tokens. Traced: the host never makes it."""
+    """The rope of all tokens from the ropes of the axes, packed or not. Traced: the host never makes it."""
     by_grid = [reduce(partial(jax.tree.map, _over_cells), axes) for axes in grids]
     return jax.tree.map(lambda *tables: jnp.concatenate(tables), *by_grid)
 
 
 def _over_cells(outer: jax.Array, inner: jax.Array) -> jax.Array:
-    """The sum of a row of each, the inner ones fastest."""
+    """The sums of all pairs of rows, the inner rows fastest."""
     return (outer[:, None] + inner).reshape(-1, *inner.shape[1:])
 
 
-def pack(rope: Rope) -> jax.Array:
-    """Each head's cosines and then its sines, as wide as the head, float32 [tokens, heads * head_dim]."""
+def pack_rope(rope: Rope) -> jax.Array:
+    """Each head's cosines, then its sines, float32 [tokens, heads * head_dim]."""
     return jnp.concatenate(rope, axis=-1).reshape(rope.cos.shape[0], -1)
 
 

@@ -88,5 +88,5 @@ def reference_weights(
         light = mean_light(masks[0][: picture.num_frames], *size) if masks else np.ones(size)
         strengths.append(spec.reference_strength * light.ravel())
     strength = np.concatenate(strengths)
-    shares = np.exp(LEAST_BIAS * (1 - strength)) if spec.follows_diffusers else strength
-    return References(geometry.token_counts, shares.astype(np.float32))
+    key_weights = np.exp(LEAST_BIAS * (1 - strength)) if spec.follows_diffusers else strength
+    return References(geometry.token_counts, key_weights.astype(np.float32))

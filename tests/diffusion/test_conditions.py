@@ -71,9 +71,9 @@ def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[floa
     held, none = conditions(Streams([ConditionTokens(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule, MADE)
     assert held is not None
     assert held.level.tolist() == [0, 0, 0, 1, 1, 0, 0]
-    assert [held.own.tolist(), held.x0.tolist()] == [[1, 0.75]] * 2
-    assert (held.cross.tolist(), held.gate.tolist()) == (cross, gate)
-    assert held.text == 1
+    assert [held.self_scale.tolist(), held.x0_scale.tolist()] == [[1, 0.75]] * 2
+    assert (held.cross_scale.tolist(), held.gate_scale.tolist()) == (cross, gate)
+    assert held.text_scale == 1
     assert none is None
 
 
@@ -90,10 +90,10 @@ def test_a_frozen_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: An
     video, audio = conditions(Streams((), [whole]), SHAPES, "token", rule, Streams(False, True))
     assert video is not None
     assert audio is not None
-    assert (video.level.any(), video.own.tolist(), video.text) == (False, [1], 1)
-    assert (audio.own.tolist(), audio.text) == ([1, 0], 0)
-    assert (video.cross.tolist(), audio.cross.tolist()) == cross
-    assert (video.gate.tolist(), audio.gate.tolist()) == gate
+    assert (video.level.any(), video.self_scale.tolist(), video.text_scale) == (False, [1], 1)
+    assert (audio.self_scale.tolist(), audio.text_scale) == ([1, 0], 0)
+    assert (video.cross_scale.tolist(), audio.cross_scale.tolist()) == cross
+    assert (video.gate_scale.tolist(), audio.gate_scale.tolist()) == gate
 
 
 @pytest.mark.parametrize(("tokens", "strength"), [(TOKENS - 1, 1.0), (TOKENS, 0.9)])
@@ -104,7 +104,7 @@ def test_a_part_of_a_sound_leaves_the_rest_noisy(tokens: int, strength: float) -
     assert video is None
     assert audio is not None
     assert audio.level.tolist() == [1, 1, 1, 2, 2, 1, int(tokens == TOKENS)]
-    assert audio.text == 1
+    assert audio.text_scale == 1
     np.testing.assert_array_equal(audio.clean[3:5], parts[1].latents)
 
 

@@ -22,7 +22,7 @@ from ltx2_cli.estimate.flops import (
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioVAEArch
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, PassReuse, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
@@ -120,7 +120,7 @@ def test_flops_of_passes_that_share_work_equal_the_traced_products(arch: Transfo
     passes, alone = tuple(Pass), ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
     masks = PassMasks(np.ones((arch.num_layers, 8), bool), np.ones(8, bool))
     # a length that is known when it is traced
-    inputs = inputs._replace(contexts=np.zeros(8, int), masks=masks, sharing=Sharing(passes, branch))
+    inputs = inputs._replace(contexts=np.zeros(8, int), masks=masks, reuse=PassReuse(passes, branch))
     found = traced(
         lambda model, latents, text: function(model, latents, sigma, inputs._replace(text=text)),
         model,

@@ -13,7 +13,7 @@ from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
-from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Sharing, rope_tables
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, PassReuse, rope_tables
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.request.profiles import read_sharding
@@ -41,10 +41,10 @@ class Case:
         self.model = random_weights(Transformer(Scope(jnp.float32), arch), seed=1, scale=0.2)
         sizes = (geometry.video_tokens, arch.in_channels), (geometry.audio_frames, arch.audio_in_channels)
         self.latents = Streams(*(draw((videos, *size)) for size in sizes))
-        self.text = Streams(*(draw((2, TEXT_TOKENS, stream.context_width)) for stream in arch.streams))
+        self.text = Streams(*(jnp.asarray(draw((2, TEXT_TOKENS, stream.context_width))) for stream in arch.streams))
         self.ropes, self.passes, self.videos = rope_tables(geometry, arch), passes, videos
 
-    def inputs(self, text: object, blocks: tuple[int, ...], shares: bool) -> DenoiserInputs:
+    def inputs(self, text: object, blocks: tuple[int, ...], reuses: bool) -> DenoiserInputs:
         attending = np.ones((LAYERS, len(self.passes)), bool)
         branch = None
         if Pass.PERTURBED in self.passes:
@@ -53,8 +53,8 @@ class Case:
         meeting = np.array([name is not Pass.ISOLATED for name in self.passes])
         masks = PassMasks(np.tile(attending, self.videos), np.tile(meeting, self.videos))
         contexts = np.tile([int(name is Pass.UNCOND) for name in self.passes], self.videos)
-        sharing = Sharing(self.passes, branch) if shares else None
-        return DenoiserInputs(text, contexts, self.ropes, masks, sharing=sharing)
+        reuse = PassReuse(self.passes, branch) if reuses else None
+        return DenoiserInputs(text, contexts, self.ropes, masks, reuse=reuse)
 
     def compare(self, choices: list[tuple[int, ...]], plan: ShardingPlan) -> None:
         """The velocities with each of these choices of perturbed blocks, of two programs in all."""
@@ -68,7 +68,7 @@ class Case:
 
         text, found = jax.jit(lambda model: model.text_context(self.text))(model), []
         for blocks in choices:
-            alone, shared = (run(model, latents, self.inputs(text, blocks, shares)) for shares in (False, True))
+            alone, shared = (run(model, latents, self.inputs(text, blocks, reuses)) for reuses in (False, True))
             for wanted, got in zip(alone, shared, strict=True):
                 assert got.shape == wanted.shape == (self.videos * len(self.passes), *wanted.shape[1:])
                 assert error(got, wanted) <= 1e-6

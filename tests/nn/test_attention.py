@@ -21,7 +21,7 @@ from ltx2_cli.request.spec import AttentionBackend
 
 HEADS = 4
 RULES = (("heads", "heads"), ("rows", "passes"), ("tokens", "tokens"))
-WHOLE = TokenAxis()
+UNSPLIT = TokenAxis()
 
 
 Axes = tuple[TokenAxis, TokenAxis]
@@ -79,8 +79,8 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
     split, other = TokenAxis("tokens", number), TokenAxis("tokens", 6)
     lengths_and_axes = [
         ((number, number), (split, split)),
-        ((6, number), (WHOLE, split)),
-        ((number, 6), (split, WHOLE)),
+        ((6, number), (UNSPLIT, split)),
+        ((number, 6), (split, UNSPLIT)),
         ((number, 6), (split, other)),
         ((6, number), (other, split)),
     ]
@@ -103,21 +103,21 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
     ],
     ids=str,
 )
-def test_references_are_attended_to_by_their_shares(kernel: AttentionBackend, mesh: tuple[int, ...]) -> None:
+def test_references_are_attended_to_by_their_weights(kernel: AttentionBackend, mesh: tuple[int, ...]) -> None:
     """Five tokens of a grid, two of a picture behind it, and three references, one of which nobody sees."""
     counts = (5, 2, 3, 1, 2)
     group = np.repeat(np.arange(5), counts)
-    shares = np.float32([*[1] * 7, 0.5, 0, 0.1, 0.25, 0, 0])
+    key_weights = np.float32([*[1] * 7, 0.5, 0, 0.1, 0.25, 0, 0])
     case, axis = drawn(13, 13, heads=HEADS, head_size=8, rows=2, perturbed=True), TokenAxis("tokens", 13)
     ours, theirs = group[:, None], group[None]
     wanted = np.where((ours == theirs) | (ours < 2) & (theirs < 2), 1, 0.0)
-    wanted += np.where((ours == 0) & (theirs > 1), shares[None], 0) + np.where(
-        (theirs == 0) & (ours > 1), shares[:, None], 0
+    wanted += np.where((ours == 0) & (theirs > 1), key_weights[None], 0) + np.where(
+        (theirs == 0) & (ours > 1), key_weights[:, None], 0
     )
     devices = np.asarray(jax.devices()[: int(np.prod(mesh))]).reshape(mesh)
     plan = ShardingPlan(Mesh(devices, ("passes", "tokens", "heads")), (), RULES, kernel)
     with activate(plan):
-        (got,) = over_the_mesh([(case, (axis, axis))], mesh[1], References(counts, shares))
+        (got,) = over_the_mesh([(case, (axis, axis))], mesh[1], References(counts, key_weights))
     np.testing.assert_allclose(got, attended(case, wanted), rtol=2e-5, atol=1e-5)
 
 

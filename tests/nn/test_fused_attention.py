@@ -27,15 +27,15 @@ FUSED = AttentionBackend.fused
     ids=str,
 )
 def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool) -> None:
-    """Rotated, gated, with perturbed rows, with the weight of a part and with shares of keys, at a length that fills no
-    block. The grid says which of its axes the cores of a chip may share."""
+    """Rotated, gated, with perturbed rows, with the weight of a part and with weights of keys, at a length that is no
+    multiple of a block. The grid says which of its axes the cores of a chip may share."""
     mesh = Mesh(np.asarray(devices(topology)[:1]), ("device",))
     case = drawn(300, 300, 256 // head_size, head_size, dtype, rows=2, perturbed=not in_part)
     alone = NamedSharding(mesh, PartitionSpec())
-    shares = np.ones(300, np.float32) if head_size == 64 else None
+    key_weights = np.ones(300, np.float32) if head_size == 64 else None
     operands = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
-        packed(FUSED, case.operands._replace(key_weights=shares)),
+        packed(FUSED, case.operands._replace(key_weights=key_weights)),
     )
     valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=alone)
 

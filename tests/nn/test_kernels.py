@@ -120,13 +120,13 @@ def test_perturbed_rows_keep_their_own_values(kernel: AttentionBackend) -> None:
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in ON_CPU if kernel is not AttentionBackend.splash])
-def test_keys_weigh_by_their_shares(kernel: AttentionBackend) -> None:
-    case, shares = context_of(130, 64, "float32"), np.linspace(0, 1, 130, dtype=np.float32)
-    (got,) = attend_whole(kernel, [case.operands._replace(key_weights=shares)], case.heads)
-    assert error(got, attended(case, np.broadcast_to(shares, (QUERIES, 130)))) < TOLERANCE["float32"]
-    part = attend_part(kernel, case.operands._replace(key_weights=shares), case.heads, jnp.int32(99))
+def test_keys_weigh_by_their_weights(kernel: AttentionBackend) -> None:
+    case, key_weights = context_of(130, 64, "float32"), np.linspace(0, 1, 130, dtype=np.float32)
+    (got,) = attend_whole(kernel, [case.operands._replace(key_weights=key_weights)], case.heads)
+    assert error(got, attended(case, np.broadcast_to(key_weights, (QUERIES, 130)))) < TOLERANCE["float32"]
+    part = attend_part(kernel, case.operands._replace(key_weights=key_weights), case.heads, jnp.int32(99))
     ungated = replace(case, operands=case.operands._replace(gates=None))
-    first = np.broadcast_to(np.where(np.arange(130) < 99, shares, 0), (QUERIES, 130))
+    first = np.broadcast_to(np.where(np.arange(130) < 99, key_weights, 0), (QUERIES, 130))
     assert error(part.gathered, attended(ungated, first)) < TOLERANCE["float32"]
 
 
