@@ -50,20 +50,23 @@ class AudioVAEArch(NetworkArch):
 
     @property
     def features(self) -> int:
-        """Numbers of a latent: all its channels and mel bins."""
+        """The size of a latent: all its channels and mel bins."""
         return self.latent_channels * self.latent_mels
 
     def instants(self, latents: int) -> int:
-        """Instants of the spectrogram that so many latents are of."""
+        """Instants of the spectrogram of `latents` latents."""
         return self.compression * (latents - 1) + 1
 
     def sizes(self, latents: int) -> list[int]:
-        """Numbers in each activation of the decoder of so many latents."""
+        """The size of each of the decoder's activations for `latents` latents."""
         sizes, channels = [], self.ch_mult[-1]
         for level, multiple in enumerate(reversed(self.ch_mult)):
-            places = 4**level * latents * self.latent_mels * self.base_channels
+            size = 4**level * latents * self.latent_mels * self.base_channels
             blocks = self.num_res_blocks + 1 + (0 if level else len(MIDDLE))
-            sizes += [places * channels, *[places * multiple] * 2 * blocks]  # upsampled, or the first convolution's
+            sizes += [
+                size * channels,
+                *[size * multiple] * 2 * blocks,
+            ]  # of the upsampling or first convolution; of blocks
             channels = multiple
         return sizes
 
@@ -146,9 +149,8 @@ class AudioDecoder(nnx.Module):
 
 
 class AudioVAE(nnx.Module):
-    """Both directions, and the scale between them and the denoiser. The denoiser sees an instant as one token of
-    channels · mels features, mels running fastest; the statistics are of these features, so they apply to tokens
-    [batch, time, features]."""
+    """Encoder, decoder, and the statistics that scale their latents for the denoiser. An instant is one token of
+    channels · mels features, mels fastest; statistics are of features, for tokens [batch, time, features]."""
 
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         self.encoder = AudioEncoder(scope / "encoder", arch)
@@ -158,18 +160,18 @@ class AudioVAE(nnx.Module):
 
     def encode(self, mel: jax.Array) -> jax.Array:
         """A spectrogram to normalised tokens, float32 [batch, time, features]."""
-        return self.statistics.normalise(pack(self.encoder(mel)))
+        return self.statistics.normalise(mel_to_tokens(self.encoder(mel)))
 
     def decode(self, tokens: jax.Array) -> jax.Array:
         """Normalised tokens [batch, time, features] to a spectrogram."""
-        return self.decoder(unpack(self.statistics.denormalise(tokens), self.channels))
+        return self.decoder(tokens_to_mel(self.statistics.denormalise(tokens), self.channels))
 
 
-def pack(latents: jax.Array) -> jax.Array:
+def mel_to_tokens(latents: jax.Array) -> jax.Array:
     """Latents [batch, time, mel, channels] to tokens [batch, time, channels · mel]."""
     return latents.swapaxes(2, 3).reshape(*latents.shape[:2], -1)
 
 
-def unpack(tokens: jax.Array, channels: int) -> jax.Array:
-    """The inverse of `pack`."""
+def tokens_to_mel(tokens: jax.Array, channels: int) -> jax.Array:
+    """The inverse of `mel_to_tokens`."""
     return tokens.reshape(*tokens.shape[:2], channels, -1).swapaxes(2, 3)

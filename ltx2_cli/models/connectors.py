@@ -22,8 +22,8 @@ def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
     """Bring every layer of the encoder to one scale: `8·(x − mean) / (max − min)`, zero where there is no token.
 
     hidden_states [batch, states, tokens, channels], mask bool [batch, tokens]; the result has the shape of
-    hidden_states. Mean and range are those of a sample's layer, over its valid tokens and all channels, in float32:
-    half precision has room neither for the sum nor for the 1e-6 that keeps a constant layer from dividing by zero.
+    hidden_states. Mean and range are of one layer of one sample, over its valid tokens and all channels, in float32: in
+    half precision the sum would overflow, and the 1e-6 against division by zero would vanish.
     """
     wide = hidden_states.astype(jnp.float32)
     valid = mask[:, None, :, None]
@@ -36,7 +36,7 @@ def features_by_layer(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def features_by_token(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
-    """Bring every token of every layer to one scale: `x / √(mean(x²) + 1e-6)` over its channels; otherwise as
+    """Bring every token of every layer to one scale: `x / √(mean(x²) + 1e-6)` over its channels. Shapes are those of
     `features_by_layer`."""
     wide = hidden_states.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=3, keepdims=True) + NORM_EPS)
@@ -44,8 +44,8 @@ def features_by_token(hidden_states: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 class TextProjection(nnx.Module):
-    """Features of the text encoder's layers: normalised layer by layer and projected once for both streams; or token
-    by token, projected for each stream, and scaled to keep their norm at its width."""
+    """Features of the text encoder's layers. Normalised per layer, they are projected once for both streams; per token,
+    they are projected for each stream, and scaled to keep their norm at its width."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
         self.per_token, features = arch.per_modality_projections, arch.caption_channels * arch.text_proj_in_factor
@@ -67,7 +67,7 @@ class TextProjection(nnx.Module):
 
 
 def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> jax.Array:
-    """Move the valid tokens of x [batch, tokens, dim] to the front, in order. Behind them, position i gets register i
+    """Move the valid tokens of x [batch, tokens, dim] to the front, in order. After them, position i gets register i
     modulo the number of registers."""
     tokens = x.shape[1]
     order = jnp.argsort(~mask, axis=1, stable=True)
@@ -78,7 +78,7 @@ def fill_with_registers(x: jax.Array, mask: jax.Array, registers: jax.Array) -> 
 
 @cache
 def _token_rope(tokens: int, base: int, width: int, heads: int, theta: float) -> tuple[Rope, ...]:
-    """The rope of tokens 0, 1, …, whose positions are fractions of `base`; made once, on the host."""
+    """The rope of tokens 0, 1, … at positions over `base`; made once, on the host."""
     return axis_ropes([np.arange(tokens, dtype=np.float32) / np.float32(base)], width, heads, theta)
 
 
@@ -107,7 +107,7 @@ class Connector(nnx.Module):
         self.rope = (rope_base, arch.width, arch.heads, rope_theta)
 
     def __call__(self, features: jax.Array, mask: jax.Array) -> jax.Array:
-        """The context [batch, tokens, width] of features of that shape, mask bool [batch, tokens]."""
+        """Features [batch, tokens, width], with a mask bool [batch, tokens], to the context of their shape."""
         rope = prepare_rope([_token_rope(features.shape[1], *self.rope)], TokenAxis(), TokenAxis())
         x = fill_with_registers(features, mask, self.registers[...])
         x, _ = jax.lax.scan(lambda x, block: (block(x, rope), None), x, self.blocks)
@@ -115,7 +115,7 @@ class Connector(nnx.Module):
 
 
 class TextConnectors(nnx.Module):
-    """From the text encoder to both streams: projected features, then each stream's connector."""
+    """The text encoder's hidden states to both streams: projected features, then each stream's connector."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
         self.project = TextProjection(scope, arch)

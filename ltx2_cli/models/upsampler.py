@@ -40,7 +40,7 @@ BLOCK = re.compile(r"(?:post_upsample_)?res_blocks\.(\d+)\..*")
 NATIVE_KEYS = {"spatial_scale": "rational_spatial_scale", "rational_resampler": "use_rational_resampler"}
 SPACE: Config = {"spatial_upsample": True, "temporal_upsample": False}
 BLURRED: Config = SPACE | {"use_rational_resampler": True}
-# the weight that makes cells, its dimensions, and its channels out for one in: what an upsampler that has it is
+# the kind of an upsampler by one weight: its name, its dimensions, and its channels out for one in
 KINDS: dict[tuple[str, int, int], Config] = {
     ("upsampler.0.weight", 4, 4): SPACE | {"use_rational_resampler": False, "rational_spatial_scale": 2.0},
     ("upsampler.conv.weight", 4, 4): BLURRED | {"rational_spatial_scale": 2.0},
@@ -78,7 +78,7 @@ class LatentUpsamplerArch(NetworkArch):
 
     @property
     def upsampling(self) -> UpsampleFactors:
-        """What it does to a clip's size."""
+        """The factors of a clip's size."""
         up, down = RATIONAL[self.rational_spatial_scale] if self.rational else (2, 1)
         return UpsampleFactors(2 if self.temporal_upsample else 1, *((up, down) if self.spatial_upsample else (1, 1)))
 
@@ -106,7 +106,7 @@ class GroupNorm(nnx.Module):
         return (normed * self.scale[...] + self.shift[...]).astype(x.dtype)
 
 
-zero_padded_conv = partial(Conv3D, around=(1, 1), beyond="constant")
+zero_padded_conv = partial(Conv3D, time_padding=(1, 1), time_mode="constant")
 
 
 class ResNet(nnx.Module):
@@ -124,19 +124,18 @@ class ResNet(nnx.Module):
 
 
 def decimate(x: jax.Array, kernel: jax.Array, every: int) -> jax.Array:
-    """Each channel of x convolved with `kernel` [rows, columns] at every `every`-th row and column; float32 sums."""
-    around, kernel = len(kernel) // 2, kernel.astype(jnp.float32)
+    """Each channel of x convolved with `kernel` [rows, columns], at every `every`-th row and column; float32 sums."""
+    pad, kernel = len(kernel) // 2, kernel.astype(jnp.float32)
     last_row, last_column = ((length - 1) // every * every + 1 for length in x.shape[2:4])
-    seen = jnp.pad(x, ((0, 0), (0, 0), (around, around), (around, around), (0, 0)))
-    places = [(i, j) for i in range(len(kernel)) for j in range(len(kernel))]
-    # as a convolution of each channel by itself it would take many times as long
-    terms = (kernel[i, j] * seen[:, :, i : i + last_row : every, j : j + last_column : every] for i, j in places)
+    padded = jnp.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad), (0, 0)))
+    taps = [(i, j) for i in range(len(kernel)) for j in range(len(kernel))]
+    # A convolution of each channel by itself would take many times as long.
+    terms = (kernel[i, j] * padded[:, :, i : i + last_row : every, j : j + last_column : every] for i, j in taps)
     return reduce(add, terms).astype(x.dtype)
 
 
 class Resample(nnx.Module):
-    """Depth to space of a convolution, in each frame or across frames; the first frame, which stands alone, gives one
-    frame."""
+    """Depth to space of a convolution, in each frame or across frames; the first latent frame stays one frame."""
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         by, width = arch.upsampling, arch.mid_channels
@@ -156,8 +155,7 @@ class Resample(nnx.Module):
 
 
 class LatentUpsampler(nnx.Module):
-    """The network of every kind of upsampler: residual blocks, resampling, residual blocks again; zeros pad, in time
-    too."""
+    """The network of all kinds of upsamplers: residual blocks, resampling, residual blocks; zeros pad, in time too."""
 
     def __init__(self, scope: Scope, arch: LatentUpsamplerArch):
         width, numbers = arch.mid_channels, range(arch.num_blocks_per_stage)
@@ -169,7 +167,7 @@ class LatentUpsampler(nnx.Module):
         self.conv_out = zero_padded_conv(scope / "final_conv", width, arch.in_channels)
 
     def __call__(self, latents: Latents) -> Upsampled:
-        """De-normalised latents to more of them, as `LatentUpsamplerArch.upsampling` says."""
+        """De-normalised latents, upsampled by `LatentUpsamplerArch.upsampling`."""
         x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         x = jax.nn.silu(self.norm_in(x))
         for block in (*self.before, self.resample, *self.after):
@@ -189,8 +187,8 @@ def has_upsampler(folder: Path) -> bool:
 
 def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsamplerArch, TensorFiles]:
     """The upsampler in a single file, in a folder, or in the `latent_upsampler` of a checkpoint's folder, for the
-    latents of `vae`; None: for any. Raises `UsageError` with all that is missing, damaged, not implemented, or does not
-    fit."""
+    latents of `vae`; None: for any. Raises `UsageError` with everything that is missing, damaged, not implemented or
+    unfit."""
     place = path / UPSAMPLER if has_upsampler(path) else path
     try:
         files, config = _in_folder(place) if place.is_dir() else _in_file(place)
@@ -222,8 +220,8 @@ def _in_file(path: Path) -> tuple[TensorFiles, Config]:
 
 
 def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArch | None) -> LatentUpsamplerArch:
-    """The upsampler by its tensors, as a config may leave out how it resamples; what it states must agree. Raises
-    `UsageError` for what is wrong with them, the config, or both."""
+    """The upsampler by its tensors, since a config may leave out the resampling. Raises `UsageError` for a config that
+    contradicts the tensors, and for all faults of either."""
     by_tensors = _by_tensors(files, where)
     problems = [
         f"the config says {key} {config[key]!r}, by its tensors it is {value!r}"

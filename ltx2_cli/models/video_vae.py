@@ -21,10 +21,10 @@ Pixels = Float[jax.Array, "batch frames height width colors"]
 Latents = Float[jax.Array, "batch latent_frames latent_height latent_width channels"]
 
 Stride = tuple[int, int, int]  # frames, height, width
-# Padding around the video: whether in time the first frame is repeated before it alone, or also the last behind it; and
-# around each frame zeros, or its reflection ("reflect").
+# Padding of a video. In time: true repeats the first frame before it, false also the last frame after it. Around each
+# frame: zeros, or its reflection ("reflect").
 Borders = tuple[bool, str]
-Past = Any  # the last frames that convolutions saw, a tree of arrays; None: there are none yet
+Past = Any  # the last input frames of each convolution, a tree of arrays; None: there are none yet
 STRIDES: dict[str, Stride] = {"spatial": (1, 2, 2), "temporal": (2, 1, 1), "spatiotemporal": (2, 2, 2)}
 
 
@@ -83,7 +83,7 @@ class VideoVAEArch(NetworkArch):
 
     @property
     def smallest(self) -> int:
-        """Pixels that a frame needs at least in height and width: mirroring takes a cell beside the border's."""
+        """The least height and width of a frame, in pixels: reflection needs a second cell."""
         return self.spatial_compression_ratio * (2 if self.decoder_spatial_padding_mode == "reflect" else 1)
 
 
@@ -106,7 +106,7 @@ class LatentStatistics(nnx.Module):
 def video_conv(scope: Scope, d_in: int, d_out: int, borders: Borders) -> Conv3D:
     """A convolution that keeps the video's size."""
     causal, mode = borders
-    return Conv3D(scope / "conv", d_in, d_out, (2, 0) if causal else (1, 1), mirrored=mode == "reflect")
+    return Conv3D(scope / "conv", d_in, d_out, (2, 0) if causal else (1, 1), reflect=mode == "reflect")
 
 
 def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
@@ -115,7 +115,7 @@ def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
 
 
 class ResNet(nnx.Module):
-    """x + conv2(norm_silu(conv1(norm_silu(x)))), where x may take a shortcut of its own."""
+    """shortcut(x) + conv2(norm_silu(conv1(norm_silu(x)))); without a shortcut: x + …"""
 
     def __init__(self, conv1: nnx.Module, conv2: nnx.Module, shortcut: nnx.Module | None = None, eps: float = NORM_EPS):
         self.conv1, self.conv2, self.shortcut, self.eps = conv1, conv2, shortcut, eps
@@ -126,20 +126,20 @@ class ResNet(nnx.Module):
 
 
 class VideoResNet(ResNet):
-    """One of videos, which can be given piece by piece."""
+    """A residual block of videos, which may come in pieces."""
 
     conv1: Conv3D
     conv2: Conv3D
 
     def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-        """As `__call__` of the next frames of a video."""
+        """`__call__` for the next frames of a video."""
         y, first = self.conv1.resume(norm_silu(x, self.eps), past and past[0])
         y, second = self.conv2.resume(norm_silu(y, self.eps), past and past[1])
         return x + y, (first, second)
 
 
 class ResNets(nnx.Module):
-    """The `count` residual blocks of one stage, as a loop: a TPU's compiler takes long over every convolution."""
+    """The `count` residual blocks of one stage, in a loop: a TPU's compiler takes long for each convolution."""
 
     stride: Stride = (1, 1, 1)
 
@@ -152,7 +152,7 @@ class ResNets(nnx.Module):
         return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
 
     def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-        """As `__call__` of the next frames of a video."""
+        """`__call__` for the next frames of a video."""
         return jax.lax.scan(lambda x, scanned: scanned[0].resume(x, scanned[1]), x, (self.blocks, past))
 
 
@@ -173,7 +173,7 @@ def depth_to_space(x: jax.Array, stride: Stride) -> jax.Array:
 
 
 class Downsample(nnx.Module):
-    """Space to depth by `stride` of a convolution, plus that of the input, averaged in groups of channels."""
+    """Space to depth by `stride` of a convolution, plus space to depth of the input, averaged in groups of channels."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, stride: Stride, borders: Borders):
         self.conv = video_conv(scope / "conv", d_in, d_out // math.prod(stride), borders)
@@ -190,7 +190,8 @@ class Downsample(nnx.Module):
 
 
 class Upsample(nnx.Module):
-    """Depth to space by `stride` of a convolution, to d_in / factor channels; `residual` adds that of the input."""
+    """Depth to space by `stride` of a convolution, to d_in / factor channels; `residual` adds depth to space of the
+    input."""
 
     convolutions = 1
 
@@ -203,7 +204,7 @@ class Upsample(nnx.Module):
         if self.residual:
             skip = depth_to_space(x, self.stride)
             y = y + jnp.tile(skip, y.shape[-1] // skip.shape[-1])
-        return y[:, self.stride[0] - 1 :]  # of the first frame's cell only the last frame is kept
+        return y[:, self.stride[0] - 1 :]  # only the last frame of the first cell is kept
 
 
 def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNets]:
@@ -212,8 +213,9 @@ def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[R
 
 
 class VideoEncoder(nnx.Module):
-    """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised. It only looks back: it encodes what
-    becomes one latent at a time, with the frames that its convolutions remember, in the memory that this takes."""
+    """Pixels in [-1, 1] to the mean of their latents' distribution, not normalised. The encoder only looks back. It
+    encodes the frames of one latent at a time, and keeps the last frames of each convolution: memory is that of one
+    latent."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
         borders = (True, arch.encoder_spatial_padding_mode)
@@ -244,20 +246,20 @@ class VideoEncoder(nnx.Module):
         return jnp.concatenate([first, latents[:, :, 0].swapaxes(0, 1)], axis=1)
 
     def _resume(self, video: jax.Array, pasts: tuple[Past, ...]) -> tuple[jax.Array, tuple[Past, ...]]:
-        """The next latent of a video, and what is remembered for those behind it."""
+        """The next latent of a video, and the past for the latent after it."""
         # squares of pixels to channels (channel, column, row), the last running fastest
         columns_first = video.astype(self.conv_in.kernel.dtype).swapaxes(2, 3)
         x = space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
-        remembered = []
+        following = []
         for layer, past in zip((self.conv_in, *self.layers), pasts[:-1], strict=True):
             x, past = layer.resume(x, past)
-            remembered.append(past)
+            following.append(past)
         x, past = self.conv_out.resume(norm_silu(x), pasts[-1])
-        return x[..., :-1], (*remembered, past)
+        return x[..., :-1], (*following, past)
 
 
 class VideoDecoder(nnx.Module):
-    """De-normalised latents to pixels, about in [-1, 1]: they are not clamped."""
+    """De-normalised latents to pixels, about in [-1, 1], not clamped."""
 
     def __init__(self, scope: Scope, arch: VideoVAEArch):
         borders = (arch.decoder_causal, arch.decoder_spatial_padding_mode)

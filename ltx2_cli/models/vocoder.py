@@ -49,7 +49,7 @@ class VocoderArch(NetworkArch):
     model_version = LTX2
 
     def sizes(self, instants: int) -> list[int]:
-        """Numbers in each activation of so many instants of a spectrogram."""
+        """The size of each activation for `instants` instants of a spectrogram."""
         channels, sizes = self.hidden_channels, [instants * self.hidden_channels]
         steps = sum(map(len, self.resnet_dilations))
         for factor in self.upsample_factors:
@@ -60,7 +60,7 @@ class VocoderArch(NetworkArch):
 
     @property
     def spectra_rate(self) -> float:
-        """Spectra that become a second."""
+        """Spectra for each second of sound."""
         return self.output_sampling_rate / math.prod(self.upsample_factors)
 
     def conflicts(self) -> Iterator[str]:
@@ -163,8 +163,8 @@ def vocoder_arch(config: Config, where: str) -> VocoderArch:
 
 class Activation(nnx.Module):
     """HiFi-GAN's leaky ReLU, or BigVGAN's SnakeBeta: x + sin²(α·x) / β, α and β for each channel, stored as logarithms.
-    SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters from the checkpoint, lest the
-    overtones it makes come back as false low ones."""
+    SnakeBeta is computed at `ratio` times the sampling rate, between two low-pass filters of the checkpoint; otherwise
+    its overtones would alias."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, channels: int, slope: float | None = None):
         self.slope, self.ratio = arch.leaky_relu_negative_slope if slope is None else slope, arch.antialias_ratio
@@ -189,7 +189,7 @@ class Activation(nnx.Module):
 
 
 class ResidualStep(nnx.Module):
-    """x + conv(act(dilated(act(x)))), the `index`-th of its block."""
+    """x + conv(act(dilated(act(x)))), number `index` of its block."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int, channels: int, window: int, dilation: int):
         self.act_dilated = Activation(scope / "acts1" / index, arch, channels)
@@ -201,7 +201,7 @@ class ResidualStep(nnx.Module):
         return x + self.plain(self.act_plain(self.dilated(self.act_dilated(x))))
 
 
-class Stage(nnx.Module):
+class UpsampleStage(nnx.Module):
     """Upsampling in time to half the channels, then the mean of residual blocks: a step for each dilation."""
 
     def __init__(self, scope: Scope, arch: VocoderArch, index: int):
@@ -232,14 +232,14 @@ class Vocoder(nnx.Module):
         depth = len(arch.upsample_factors)
         d_out = arch.hidden_channels // 2**depth
         self.conv_in = Conv1d(scope / "conv_in", arch.in_channels, arch.hidden_channels, OUTER_WINDOW)
-        self.stages = nnx.List(Stage(scope, arch, index) for index in range(depth))
+        self.stages = nnx.List(UpsampleStage(scope, arch, index) for index in range(depth))
         self.last = Activation(scope / "act_out", arch, d_out, LAST_SLOPE)
         self.conv_out = Conv1d(scope / "conv_out", d_out, arch.out_channels, OUTER_WINDOW, bias=arch.final_bias)
         self.channels, self.final = arch.out_channels, arch.final_act_fn
 
     def __call__(self, mel: jax.Array) -> jax.Array:
-        """The wave [batch, time · factors, channels] of mel [batch, time, mel bins, channels], limited to [-1, 1] where
-        the final activation does it."""
+        """Mel [batch, time, mel bins, channels] to the wave [batch, time · factors, channels], in [-1, 1] if the final
+        activation limits it."""
         x = mel.astype(jnp.float32).swapaxes(2, 3).reshape(*mel.shape[:2], -1)
         x = self.conv_in(x)
         for stage in self.stages:
@@ -249,37 +249,37 @@ class Vocoder(nnx.Module):
 
 
 def hann_sinc(time: np.ndarray) -> np.ndarray:
-    """A sinc under a Hann window, at times counted in its zero crossings; float64."""
+    """A sinc under a Hann window, at times in units of its zero crossings; float64."""
     return np.sinc(time) * np.cos(np.clip(time / ZERO_CROSSINGS, -1, 1) * np.pi / 2) ** 2
 
 
 def mono_hops(wave: jax.Array, hop: int) -> jax.Array:
-    """wave [batch, samples, channels], whole hops, as [batch · channels, hops, hop]. Samples that lie so, a TPU's
-    compiler filters in seconds; one by one it takes minutes."""
+    """wave [batch, samples, channels], whole hops, as [batch · channels, hops, hop]. A TPU's compiler takes seconds for
+    filters of hops, minutes for filters of single samples."""
     batch, samples, channels = wave.shape
     return wave.swapaxes(1, 2).reshape(batch * channels, samples // hop, hop)
 
 
 def resample(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
     """wave [batch, samples, channels], whole hops, at `ratio` times its rate: y[n] = Σ_m x[m] · r · sinc(r · (n / ratio
-    − m)) under a Hann window, r for `ROLLOFF`. Beyond its ends x goes on as its first and its last sample."""
+    − m)) under a Hann window, r for `ROLLOFF`. x is padded by its first and last sample."""
     batch, samples, channels = wave.shape
-    around = math.ceil(ZERO_CROSSINGS / ROLLOFF / hop)  # hops that are heard on each side
-    apart = np.arange(ratio * hop) / ratio - np.arange(-around * hop, (around + 1) * hop)[:, None]
-    filters = (ROLLOFF * hann_sinc(ROLLOFF * apart)).astype(np.float32)
-    hops = mono_hops(jnp.pad(wave, ((0, 0), (around * hop, around * hop), (0, 0)), mode="edge"), hop)
-    seen = [hops[:, first : first + samples // hop] for first in range(2 * around + 1)]
-    y = jnp.matmul(jnp.concatenate(seen, axis=-1), filters, precision="highest")
+    reach = math.ceil(ZERO_CROSSINGS / ROLLOFF / hop)  # hops of the filter on each side
+    distances = np.arange(ratio * hop) / ratio - np.arange(-reach * hop, (reach + 1) * hop)[:, None]
+    filters = (ROLLOFF * hann_sinc(ROLLOFF * distances)).astype(np.float32)
+    hops = mono_hops(jnp.pad(wave, ((0, 0), (reach * hop, reach * hop), (0, 0)), mode="edge"), hop)
+    windows = [hops[:, first : first + samples // hop] for first in range(2 * reach + 1)]
+    y = jnp.matmul(jnp.concatenate(windows, axis=-1), filters, precision="highest")
     return y.reshape(batch, channels, samples * ratio).swapaxes(1, 2)
 
 
 class LogMel(nnx.Module):
-    """The log-mel spectrogram of a waveform, causal: a frame depends on its own hop and on those before."""
+    """The log-mel spectrogram of a waveform, causal: a frame depends on its own hop and on earlier hops."""
 
     def __init__(self, scope: Scope, arch: VocoderWithBWEArch):
         bins, stft = arch.filter_length // 2 + 1, scope / "stft_fn"
         self.forward_basis = stft.weight("forward_basis", (arch.filter_length, 1, 2 * bins), (None, None, None), CONV)
-        # published beside it for the way back, which nothing takes
+        # part of the checkpoint, unused
         self.inverse_basis = stft.weight("inverse_basis", (2 * bins, 1, arch.filter_length), (None, None, None))
         self.mel_basis = scope.weight("mel_basis", (arch.num_mel_channels, bins), (None, None))
         self.hop, self.past = arch.hop_length, max(0, arch.window_length - arch.hop_length)
@@ -290,8 +290,8 @@ class LogMel(nnx.Module):
         filters = self.forward_basis[:, 0]
         hops = -(-len(filters) // self.hop)
         filters = jnp.pad(filters, ((0, hops * self.hop - len(filters)), (0, 0))).reshape(hops, self.hop, -1)
-        seen = jnp.pad(wave, ((0, 0), (self.past, hops * self.hop), (0, 0)))[:, : samples + (hops - 1) * self.hop]
-        spectrum = convolve_by_taps(mono_hops(seen, self.hop), filters, ((0, 0),))
+        padded = jnp.pad(wave, ((0, 0), (self.past, hops * self.hop), (0, 0)))[:, : samples + (hops - 1) * self.hop]
+        spectrum = convolve_by_taps(mono_hops(padded, self.hop), filters, ((0, 0),))
         real, imaginary = jnp.split(spectrum, 2, axis=-1)
         magnitudes = jnp.sqrt(jnp.square(real) + jnp.square(imaginary))
         mel = jnp.matmul(magnitudes, self.mel_basis[...].mT, precision="highest")
@@ -322,5 +322,5 @@ class VocoderWithBWE(nnx.Module):
 
 
 def build_vocoder(scope: Scope, arch: VocoderArch, clamp: bool = True) -> Vocoder | VocoderWithBWE:
-    """The network that `arch` describes, abstract; `clamp` as in `VocoderWithBWE`, elsewhere it means nothing."""
+    """The abstract network of `arch`; `clamp` is for `VocoderWithBWE` alone."""
     return VocoderWithBWE(scope, arch, clamp) if isinstance(arch, VocoderWithBWEArch) else Vocoder(scope, arch)

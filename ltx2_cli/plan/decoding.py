@@ -73,7 +73,7 @@ def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisT
 def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
     """Receptive field of a pixel in the output of the first `cut` layers: frames before it, and positions on each
     side."""
-    past = max(decoder.conv_out.around)
+    past = max(decoder.conv_out.time_padding)
     frames, side = past, 1
     for layer in reversed(decoder.layers[cut:]):
         frames = -(-frames // layer.stride[0]) + layer.convolutions * past

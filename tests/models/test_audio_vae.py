@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLLTX2Audio
 
-from ltx2_cli.models.audio_vae import NORM_EPS, AudioVAE, AudioVAEArch, pack, unpack
+from ltx2_cli.models.audio_vae import NORM_EPS, AudioVAE, AudioVAEArch, mel_to_tokens, tokens_to_mel
 from ltx2_cli.models.video_vae import norm_silu
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, published, randomise, relative_error
@@ -65,7 +65,7 @@ def test_encoded_tokens_equal_the_mean_of_the_reference(pair, instants):
 
 def test_unpacking_inverts_packing():
     latents = normal(2, 5, 4, 3)
-    np.testing.assert_array_equal(unpack(pack(latents), 3), latents)
+    np.testing.assert_array_equal(tokens_to_mel(mel_to_tokens(latents), 3), latents)
 
 
 @pytest.mark.parametrize("pair", [SMALL], ids=["small"], indirect=True)

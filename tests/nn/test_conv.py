@@ -18,14 +18,14 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [(4, 5), (5, 4), (24, 24)], ids=["wider", "narrower", "deep"])
-@pytest.mark.parametrize("beyond", ["edge", "constant"])
-@pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
-@pytest.mark.parametrize("around", [(2, 0), (1, 1)])
-def test_a_video_convolution_equals_one_in_three_dimensions(around, mirrored, beyond, channels):
-    layer = random_weights(Conv3D(Scope(jnp.float32), *channels, around, beyond, mirrored), seed=0)
+@pytest.mark.parametrize("time_mode", ["edge", "constant"])
+@pytest.mark.parametrize("reflect", [False, True], ids=["zeros", "reflect"])
+@pytest.mark.parametrize("time_padding", [(2, 0), (1, 1)])
+def test_a_video_convolution_equals_one_in_three_dimensions(time_padding, reflect, time_mode, channels):
+    layer = random_weights(Conv3D(Scope(jnp.float32), *channels, time_padding, time_mode, reflect), seed=0)
     video = normal(2, 4, 5, 6, channels[0])
-    longer = np.pad(video, ((0, 0), around, (0, 0), (0, 0), (0, 0)), mode=beyond)
-    larger = np.pad(longer, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect" if mirrored else "constant")
+    longer = np.pad(video, ((0, 0), time_padding, (0, 0), (0, 0), (0, 0)), mode=time_mode)
+    larger = np.pad(longer, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect" if reflect else "constant")
     wanted = convolve(larger, jnp.moveaxis(layer.kernel[...], 2, 0), ((0, 0),) * 3) + layer.bias[...]
     np.testing.assert_allclose(layer(video), wanted, rtol=0, atol=3e-6)
 
@@ -55,10 +55,10 @@ def test_taps_of_bfloat16_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch)
     assert jnp.mean(ours == wanted.astype(jnp.bfloat16)) > 0.99  # summed in bfloat16, 0.4 are
 
 
-@pytest.mark.parametrize("mirrored", [False, True], ids=["zeros", "mirrored"])
+@pytest.mark.parametrize("reflect", [False, True], ids=["zeros", "reflect"])
 @pytest.mark.parametrize("parts", [(1, 1), (4, 1), (1, 2), (2, 4)])
-def test_sharded_convolutions_exchange_their_edges(parts: tuple[int, int], mirrored: bool) -> None:
-    layer = random_weights(Conv3D(Scope(jnp.float32), 4, 5, (1, 1), "edge", mirrored), seed=0)
+def test_sharded_convolutions_exchange_their_edges(parts: tuple[int, int], reflect: bool) -> None:
+    layer = random_weights(Conv3D(Scope(jnp.float32), 4, 5, (1, 1), "edge", reflect), seed=0)
     video = np.random.default_rng(5).normal(size=(1, 2, 8, 8, 4)).astype(np.float32)
     mesh = Mesh(np.array(jax.devices()[: parts[0] * parts[1]]).reshape(parts), IMAGE_AXES)
     where = PartitionSpec(None, None, *IMAGE_AXES)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ltx2_cli.artifacts.files import replacing
-from ltx2_cli.models.audio_vae import AudioVAE, pack
+from ltx2_cli.models.audio_vae import AudioVAE, mel_to_tokens
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Weight, map_weights
 from tools.train_demo.audio import spectrograms
@@ -36,7 +36,7 @@ def with_statistics(vae: VideoVAE, audio_vae: AudioVAE, count: int) -> tuple[Vid
     """The autoencoders with the mean and the spread of what they make of some clips."""
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     to_video = compiled(lambda vae, x: vae.encoder(x))
-    to_audio = compiled(lambda audio_vae, x: pack(audio_vae.encoder(spectrograms(x))))
+    to_audio = compiled(lambda audio_vae, x: mel_to_tokens(audio_vae.encoder(spectrograms(x))))
     video, audio = [], []
     for number in range(count):
         scene = scene_of(9, number)
