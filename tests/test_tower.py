@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import jax
+import jaxtyping
 import pytest
 
 import ltx2_cli
+from ltx2_cli.nn.layers import layer_norm
 
 PACKAGE = Path(__file__).parent.parent / "ltx2_cli"
 TOWER = (
@@ -112,3 +115,13 @@ def test_functions_are_short():
     lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
     assert lengths[-1] <= 60
     assert lengths[len(lengths) * 9 // 10] <= 18
+
+
+def test_shapes_in_annotations_are_checked(request: pytest.FixtureRequest):
+    """Those of every file that has them."""
+    checked = request.config.getoption("--jaxtyping-packages").split(",")[:-1]
+    shaped = {path for path in FILES if "jaxtyping" in path.read_text(encoding="utf-8")}
+    named = {path for path in FILES if ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) in checked}
+    assert shaped == named
+    with pytest.raises(jaxtyping.TypeCheckError):
+        layer_norm(jax.numpy.zeros((2, 3), int), 1e-6)

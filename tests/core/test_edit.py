@@ -191,7 +191,7 @@ def test_what_is_kept_whole_is_clean_for_the_other_stream(
     assert plan.edit
     assert plan.edit.latents == new
     held = _conditions(stage, _no_latents(plan, stage))
-    assert [tokens and tokens.text for tokens in held] == [*levels]
+    assert [tokens and tokens.text_scale for tokens in held] == [*levels]
 
 
 def _model(checkpoint: Checkpoint) -> list[str]:
