@@ -38,11 +38,11 @@ from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, Us
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import Plan, resolve
-from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.request.yaml import dump, parse
 from ltx2_cli.runs.asked import Layers
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.latents import latents_request

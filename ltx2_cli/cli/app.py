@@ -78,8 +78,7 @@ def command_session(options: SessionOptions) -> Iterator[Session]:
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
     if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
         report.defer("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
-    names = ("force", "trust", "dry_run", "strict", "as_json")
-    settings = {name: getattr(options, name) for name in names}
+    settings = {name: vars(options)[name] for name in ("force", "trust", "dry_run", "strict", "as_json")}
     with open_session(hosts, report, command_line, began=STARTED, **settings) as session:
         yield session
 

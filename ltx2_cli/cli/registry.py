@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from typer.models import OptionInfo
 
-from ltx2_cli.cli.options import METAVARS, PANELS
+from ltx2_cli.cli.options import METAVARS, PANELS, Options
 from ltx2_cli.request.spelling import NAMES, PARTS, Spelling
 
 MAKE, CONTINUE, INSPECT, SET_UP = "Make", "Edit and continue", "Inspect and plan", "Set up and measure"
@@ -95,7 +95,7 @@ def long_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def spelling_of(options: type) -> Spelling:
+def spelling_of(options: type[Options]) -> Spelling:
     """How messages spell values for a command with these options."""
     fields = parameters(options)
     flags = {
@@ -103,7 +103,7 @@ def spelling_of(options: type) -> Spelling:
         for name, key in (NAMES | PARTS).items()
         if name in fields
     }
-    return Spelling(flags, options.FIXED if "settings" in fields else None)  # type: ignore[attr-defined]
+    return Spelling(flags, options.FIXED if "settings" in fields else None)
 
 
 def typed_command() -> tuple[list[str], Command | None]:

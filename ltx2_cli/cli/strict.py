@@ -40,7 +40,7 @@ class StrictCommand(TyperCommand):
             except typer.TyperException as error:
                 if HELP & {*args}:  # is asked for, whatever else is
                     args = ["--help"]
-                elif flag := getattr(error, "option_name", None):
+                elif flag := getattr(error, "option_name", None):  # of an unknown one; typer does not export its class
                     check_removed_option(command, flag)
         return super().parse_args(ctx, args)
 

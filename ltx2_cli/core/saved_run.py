@@ -20,10 +20,11 @@ from ltx2_cli.diffusion.latents import Shape, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents, Upsample
-from ltx2_cli.request.layers import MAX_TEXT, ConfigLayer, read_text
+from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.validation import MAX_FPS
+from ltx2_cli.request.yaml import MAX_TEXT
 
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
 EVERY = "keep_every"  # one that earlier versions did not write

@@ -44,6 +44,11 @@ def is_tpu_absent(platforms: str | None) -> bool:
     return not (platforms or "JAX_FORCE_TPU_INIT" in os.environ or any(map(glob, TPU_DEVICES)))
 
 
+def slice_index(device: "jax.Device") -> int:
+    """The number of a device's TPU slice; 0 for other devices and described ones, for which jax has no such number."""
+    return getattr(device, "slice_index", 0)
+
+
 def install_command(extra: str = "") -> str:
     """The command that installs ltx2, with an optional dependency such as `[tpu]`; no index has the name ltx2."""
     return f"in a clone of ltx2: pip install -c constraints.txt '.{extra}'"

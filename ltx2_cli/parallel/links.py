@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 
 from ltx2_cli.chips import Chip, chip
+from ltx2_cli.parallel.devices import slice_index
 
 Groups = Sequence[Sequence[jax.Device]]
 Place = tuple[int, ...]  # coordinates of a chip, and behind them the number of the device on it
@@ -69,14 +70,10 @@ def seconds_per_byte(kind: str, groups: Groups) -> float | None:
         return None
     if not known.torus:
         return 1 / known.link_bandwidth
-    within = [group for group in groups if {*map(_slice, group)} == {_slice(first)}]  # other slices do the same
+    own = {slice_index(first)}  # other slices do the same
+    within = [group for group in groups if {*map(slice_index, group)} == own]
     places = tuple(tuple((*device.coords, device.core_on_chip) for device in group) for group in within)
     return _on_grid(kind, places, known) if places else None
-
-
-def _slice(device: jax.Device) -> int:
-    """The number of its slice; one that is only described has none."""
-    return device.slice_index if hasattr(device, "slice_index") else 0
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
-from ltx2_cli.parallel.devices import skip_absent_tpu
+from ltx2_cli.parallel.devices import skip_absent_tpu, slice_index
 from ltx2_cli.parallel.rules import rule_mistakes
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
 from ltx2_cli.request.spelling import typed
@@ -87,7 +87,7 @@ class ShardingPlan:
         return along.reshape(-1, self.mesh.shape[mesh_axis]).tolist()
 
     def keeps_together(self, groups: int) -> bool:
-        """Whether each device that shares rows holds whole groups of them, where there are so many."""
+        """Whether each device along the axis of rows holds whole groups of rows, of `groups` in all."""
         return groups % self.parts("rows") == 0
 
     @property
@@ -208,4 +208,4 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
 
 def num_slices(devices: Sequence[jax.Device]) -> int:
     """How many TPU slices the devices belong to; 1 for other devices."""
-    return len({device.slice_index for device in devices if hasattr(device, "slice_index")}) or 1
+    return len({*map(slice_index, devices)})

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten_valid
+from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.profiles import CACHE, PROFILE_KEYS, PROVENANCE, build_spec, merge_layers, profile_layers
 from ltx2_cli.request.validation import Problem, spec_problems
+from ltx2_cli.request.yaml import Values
 
 
 def file_problems(page: ConfigLayer) -> tuple[Values, list[Problem]]:

@@ -6,8 +6,9 @@ from difflib import get_close_matches
 import yaml
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import ConfigLayer, Values, flatten, keys, parse, type_of
+from ltx2_cli.request.layers import ConfigLayer, flatten, keys, type_of
 from ltx2_cli.request.spelling import NAMES
+from ltx2_cli.request.yaml import Values, parse
 
 PREFIX = "LTX2_"  # begins the variables
 CLOSE = 0.8  # all variables begin alike

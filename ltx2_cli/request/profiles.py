@@ -13,9 +13,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
-    Values,
     build,
-    dump,
     flatten,
     read_file,
     read_setting,
@@ -25,6 +23,7 @@ from ltx2_cli.request.layers import (
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import validate
+from ltx2_cli.request.yaml import Values, dump
 
 # The key that names the profile of each kind, in stacking order
 PROFILE_KEYS = {"model": "model", "recipe": "recipe", "compat": "compat", "sharding": "sharding.profile"}

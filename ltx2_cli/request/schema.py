@@ -7,11 +7,12 @@ from functools import reduce
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ltx2_cli.request.layers import ASKED, key_lines
+from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import AUTO, configs, default_values, profile_names
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
+from ltx2_cli.request.yaml import key_lines
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}

@@ -10,10 +10,11 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav
 from ltx2_cli.request.environment import foreign_variables, read_environment, variable_name
-from ltx2_cli.request.layers import MAX_TEXT, PAGE, ConfigLayer, read_content, read_file, read_text
+from ltx2_cli.request.layers import ConfigLayer, read_content, read_file, read_text
 from ltx2_cli.request.profiles import FLAG, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.yaml import MAX_TEXT, PAGE
 from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
 from ltx2_cli.runs.lines import STDIN
 from ltx2_cli.runs.trust import Trust, check_trust

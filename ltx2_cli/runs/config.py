@@ -13,7 +13,7 @@ from ltx2_cli.console import print_json, print_out, reporter
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.check_file import file_problems, with_lines
 from ltx2_cli.request.environment import variable_name
-from ltx2_cli.request.layers import ASKED, MAX_TEXT, PAGE, ConfigLayer, flow, key_lines, spec_values
+from ltx2_cli.request.layers import ASKED, ConfigLayer, spec_values
 from ltx2_cli.request.profiles import (
     AUTO,
     ENVIRONMENT,
@@ -26,6 +26,7 @@ from ltx2_cli.request.profiles import (
 )
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.yaml import MAX_TEXT, PAGE, flow, key_lines
 from ltx2_cli.runs.asked import ANYTHING, Layers, asked_for, config_page, sized
 
 COLUMN = 44  # where origins begin, behind values that are not longer

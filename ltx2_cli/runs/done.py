@@ -21,9 +21,10 @@ from ltx2_cli.artifacts.outputs import (
     single_specs,
 )
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, flatten, read_file
+from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten, read_file
 from ltx2_cli.request.profiles import AUTO, PROVENANCE
 from ltx2_cli.request.spec import AudioSpec, ConditionSpec, RunSpec
+from ltx2_cli.request.yaml import Values
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.weights.digests import HEADER, digest, header_digest, known_digest
 from ltx2_cli.weights.hub import as_path, local_path

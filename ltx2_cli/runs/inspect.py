@@ -14,9 +14,10 @@ from ltx2_cli.core.provenance import UNFINISHED, read_provenance
 from ltx2_cli.diffusion.latents import SIZE, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
-from ltx2_cli.request.layers import MAX_TEXT, read_text
+from ltx2_cli.request.layers import read_text
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ltx2_cli.artifacts.files import read_limited, user_path
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import MAX_DEPTH, MAX_TEXT
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.yaml import MAX_DEPTH, MAX_TEXT
 
 STDIN = "-"
 MAX_FILE = 2**26  # bytes

@@ -19,10 +19,11 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import read_video
-from ltx2_cli.request.layers import ALL_KEYS, parse, unknown_name_error
+from ltx2_cli.request.layers import ALL_KEYS, unknown_name_error
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
+from ltx2_cli.request.yaml import parse
 from ltx2_cli.runs.batch import check_input_videos, finish, make
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.lines import Line

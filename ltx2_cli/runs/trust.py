@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import ASKED, ConfigLayer, Values, spec_values
+from ltx2_cli.request.layers import ASKED, ConfigLayer, spec_values
 from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, RequestLayers, build_spec, profile_names
 from ltx2_cli.request.validation import WORDS
+from ltx2_cli.request.yaml import Values
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.digests import digest, header_digest, quick_digest
 from ltx2_cli.weights.hub import EMBEDDED, weights_here

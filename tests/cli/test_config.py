@@ -10,9 +10,10 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.environment import read_environment
-from ltx2_cli.request.layers import parse, spec_values
+from ltx2_cli.request.layers import spec_values
 from ltx2_cli.request.profiles import configs, read_spec, to_yaml
 from ltx2_cli.request.schema import settings_schema
+from ltx2_cli.request.yaml import parse
 from program import run_program
 
 Run = Callable[..., tuple[int, str, str]]

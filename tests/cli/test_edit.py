@@ -14,9 +14,9 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.request import size
-from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.request.yaml import dump, parse
 from ltx2_cli.runs import edit
 from media.test_videos import ffmpeg, write_lossless
 from program import run_program

@@ -15,10 +15,10 @@ from loras import write_header
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
-from ltx2_cli.request.layers import parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import STEERING
+from ltx2_cli.request.yaml import parse
 from ltx2_cli.weights.digests import digest, header_digest
 from program import run_program
 

@@ -21,10 +21,10 @@ from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.request.environment import read_environment
-from ltx2_cli.request.layers import dump, key_lines
 from ltx2_cli.request.profiles import merge_layers, profile_layers, read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.spelling import GENERATE, NAMES
+from ltx2_cli.request.yaml import dump, key_lines
 from program import run_program
 from sounds import tone
 

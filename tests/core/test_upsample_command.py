@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from clips import PROMPT, Checkpoint
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.media.probe import open_video
-from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
+from ltx2_cli.request.yaml import dump, parse
 from ltx2_cli.runs import upsample as command
 from ltx2_cli.runs.asked import Layers
 from ltx2_cli.runs.decode import UNDENOISED

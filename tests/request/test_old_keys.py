@@ -10,9 +10,9 @@ import pytest
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
-from ltx2_cli.request.layers import dump, parse
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.yaml import dump, parse
 from program import run_program
 from sounds import tone
 

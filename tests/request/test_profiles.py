@@ -12,7 +12,7 @@ import yaml
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.recipe import resample_sigmas
-from ltx2_cli.request.layers import ASKED, ConfigLayer, dump, parse
+from ltx2_cli.request.layers import ASKED, ConfigLayer
 from ltx2_cli.request.profiles import (
     complete_spec,
     configs,
@@ -24,6 +24,7 @@ from ltx2_cli.request.profiles import (
 )
 from ltx2_cli.request.spec import AudioSpec, DType, RunSpec, SecondStageSpec, ShardingSpec
 from ltx2_cli.request.spelling import short_name
+from ltx2_cli.request.yaml import dump, parse
 
 Page = Callable[..., Path]
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.layers import MAX_TEXT
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
+from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.runs.lines import Line, job_values, read_lines
 from ltx2_cli.runs.order import in_order, own_seed, shape_of
 

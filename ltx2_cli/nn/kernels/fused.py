@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ltx2_cli.chips import BlockSizes, chip
-from ltx2_cli.nn.kernels.operands import LANES, Kernel, Operands, PartialAttention, Workload
+from ltx2_cli.nn.kernels.operands import LANES, MASKED, Kernel, Operands, PartialAttention, Workload
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.parallel.constrain import device
 from ltx2_cli.request.spec import DType
@@ -31,7 +31,6 @@ ROPE_CHUNK = 1024  # keys that are rotated at a time
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
 ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
-LOWEST = -1e30  # below every score
 INTERPRETED = BlockSizes(1024, 3072, 2), BlockSizes(512, 512, 4)  # where the device is no TPU
 
 
@@ -310,7 +309,7 @@ def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Arr
         gathered, weight = total[:, :LANES], total[:, LANES:]
         some = weight > 0
         attended = jnp.where(head == own, gathered / jnp.where(some, weight, 1), attended)
-        log_sum = jnp.where(head == own, jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, LOWEST), log_sum)
+        log_sum = jnp.where(head == own, jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, MASKED), log_sum)
     return attended, log_sum
 
 
@@ -338,7 +337,7 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
         return total + _product(weights, scratch.values[part], 0, exact)
 
     bounded = max_norm_bound(queries) * scratch.max_key_norm[0] <= BOUND**2
-    shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + LOWEST, 1))
+    shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + MASKED, 1))
     unroll = max(number for number in range(1, sizes.unroll + 1) if blocks % number == 0)
     return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
 

@@ -15,7 +15,7 @@ from ltx2_cli.nn.rope import rotate
 from ltx2_cli.request.spec import DType
 
 LANES = 128  # of a TPU's vector
-MASKED = -1e30  # a score that does not count: exp is 0, and no sum of such scores overflows
+MASKED = -1e30  # a score that does not count, below all others: exp is 0, and no sum of such scores overflows
 
 
 class Norm(NamedTuple):
