@@ -14,7 +14,7 @@ from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run_phases
 from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
-from ltx2_cli.diffusion.latents import unpack
+from ltx2_cli.diffusion.latents import from_tokens
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import read_spec
@@ -172,7 +172,7 @@ def make_latents(
 def final_latents(plan: Plan, components: Components | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Normalised latents in the files' layout."""
     tokens = make_latents(plan, components or Components(plan))
-    return tuple(unpack(Streams(*map(np.asarray, tokens)), plan.latent_shapes))
+    return tuple(from_tokens(Streams(*map(np.asarray, tokens)), plan.latent_shapes))
 
 
 def check_latents(checkpoint: Checkpoint, case: Case, folder: Path) -> None:

@@ -33,7 +33,7 @@ from ltx2_cli.core.provenance import (
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.saved_run import RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
-from ltx2_cli.diffusion.latents import SIZE, open_latents, pack, save_latents
+from ltx2_cli.diffusion.latents import SIZE, open_latents, save_latents, to_tokens
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
@@ -186,14 +186,14 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     history = extend_history(
         (source_history(open_latents(paths["safetensors"]), 24.0),),
         plan.stages[-1],
-        Streams(*map(np.asarray, pack(latents))),
+        Streams(*map(np.asarray, to_tokens(latents))),
     )
     about = {**facts, "record": to_yaml(plan.spec, provenance(plan, {"vae/a.safetensors": "0" * 64}, history[0]))}
     save_latents(latents, paths["safetensors"], about)
     paths["yaml"].write_text(about["record"])
     frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
     write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
-    progress = RunState(step=7, current=Streams(*map(np.asarray, pack(latents))))
+    progress = RunState(step=7, current=Streams(*map(np.asarray, to_tokens(latents))))
     RunCheckpointer(paths["run"], plan, RunGoal(Product.clips, None), Report(), True, 0)(progress)
     return paths
 

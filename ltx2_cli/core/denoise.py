@@ -15,7 +15,7 @@ from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.stage_programs import StageRun
 from ltx2_cli.core.state import OnProgress, RunState, later_steps
 from ltx2_cli.diffusion.conditions import initial_latents
-from ltx2_cli.diffusion.latents import pack, read_noise
+from ltx2_cli.diffusion.latents import read_noise, to_tokens
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
@@ -83,12 +83,12 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
     if stage.draws_noise:
         noise = run.programs.noise(np.asarray(run.plan.batches[state.batch], np.uint32))
     if stage.noise is not None:
-        video, audio = pack(read_noise(stage.noise, stage.shapes))
+        video, audio = to_tokens(read_noise(stage.noise, stage.shapes))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
     if source is None and not (stage.placed_videos or stage.audio_conditions):
         return noise
-    return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.given)
+    return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.conditions)
 
 
 def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ltx2_cli.diffusion.latents import STAGES, LatentsFile, unpack
+from ltx2_cli.diffusion.latents import STAGES, LatentsFile, from_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import PROVENANCE
@@ -110,7 +110,7 @@ def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
 
 def extend_history(history: History, stage: "Stage", tokens: Streams[np.ndarray]) -> History:
     """The history of each video with the fingerprints of the latents (tokens) that a stage left."""
-    latents = unpack(tokens, stage.shapes)._asdict()
+    latents = from_tokens(tokens, stage.shapes)._asdict()
     extended = []
     for row, past in enumerate(history or ({},) * len(tokens.video)):
         prints = {name: vars(fingerprint(stream[row])) for name, stream in latents.items()}

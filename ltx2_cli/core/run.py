@@ -29,7 +29,7 @@ from ltx2_cli.core.state import (
     no_checkpoint,
 )
 from ltx2_cli.core.upsample import upsample, upsampling_program
-from ltx2_cli.diffusion.latents import pack
+from ltx2_cli.diffusion.latents import to_tokens
 from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
@@ -109,7 +109,7 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
 
 def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
     """The initial state of a second stage, from the latents of each video in the files' layout."""
-    return RunState(latents=Streams(*map(np.concatenate, zip(*map(pack, latents), strict=True))), history=history)
+    return RunState(latents=Streams(*map(np.concatenate, zip(*map(to_tokens, latents), strict=True))), history=history)
 
 
 def decode_file(
@@ -121,7 +121,7 @@ def decode_file(
 ) -> Media:
     """Decode the latents of one video, in the files' layout; a stream that is not wanted is empty."""
     with _running(plan, components, report, media_programs(plan, wanted)):
-        return next(decode(plan, pack(latents), components, report, wanted))
+        return next(decode(plan, to_tokens(latents), components, report, wanted))
 
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:

@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.programs import Program, as_abstract
-from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, conditions
+from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, merge_conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
-from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, pack
+from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, to_tokens
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
@@ -100,11 +100,11 @@ def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams
         [ConditionTokens(encoded[source][part], strength, start) for source, part, start, strength in slices]
         for slices, encoded in zip(stage.condition_slices, latents, strict=True)
     )
-    made = conditions(Streams(*tokens), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
+    merged = merge_conditions(Streams(*tokens), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
     if stage.references:
-        assert made.video
-        return made._replace(video=made.video._replace(references=stage.references))
-    return made
+        assert merged.video
+        return merged._replace(video=merged.video._replace(references=stage.references))
+    return merged
 
 
 def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
@@ -154,7 +154,7 @@ class StageRun:
 
 def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int, behind: int) -> Streams[jax.Array]:
     """Of so many tokens `behind` the grid too: that of the clip itself is the same without them."""
-    videos = jax.vmap(lambda seed: pack(noise(seed, shapes, stage)))(seeds)
+    videos = jax.vmap(lambda seed: to_tokens(noise(seed, shapes, stage)))(seeds)
     video, audio = (stream[:, 0] for stream in videos)
     if behind:
         further = jax.vmap(lambda seed: noise_behind(seed, (behind, video.shape[2]), stage))(seeds)
@@ -199,5 +199,5 @@ def _denoise_steps(
     def velocity(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
         return _velocity(transformer, latents, inputs, sigma)
 
-    latents = denoise(velocity, latents, sigmas, guidance, start, stop, inputs.given)
+    latents = denoise(velocity, latents, sigmas, guidance, start, stop, inputs.conditions)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))

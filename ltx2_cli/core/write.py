@@ -29,7 +29,7 @@ from ltx2_cli.core.state import (
     latents_of,
     no_checkpoint,
 )
-from ltx2_cli.diffusion.latents import SIZE, save_latents, unpack
+from ltx2_cli.diffusion.latents import SIZE, from_tokens, save_latents
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.packets import write_clip
@@ -67,7 +67,7 @@ def write(
             rows = range(written, clean_videos(plan, state.phase, state.batch))
             metadata = dict(zip(rows, _metadata(plan, report, state, requests, rows), strict=True)) if first else {}
             for row in metadata if saved else ():
-                latents = unpack(latents_of(state, range(row, row + 1)), plan.latent_shapes)
+                latents = from_tokens(latents_of(state, range(row, row + 1)), plan.latent_shapes)
                 save_latents(latents, saved[row], metadata[row])
                 if product is not Product.clips:
                     yield saved[row], []

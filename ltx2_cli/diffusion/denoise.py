@@ -121,16 +121,16 @@ def denoise(
     guidance: Streams[GuidanceWeights],
     start: jax.Array,
     stop: jax.Array,
-    given: Streams[Conditions | None] = UNCONDITIONED,
+    conditions: Streams[Conditions | None] = UNCONDITIONED,
 ) -> Streams[jax.Array]:
     """Denoise `latents`, float32 [videos, tokens, channels], from sigmas[start] to sigmas[stop]. The bounds are traced:
     one compiled program runs any range of any schedule. `velocity(latents, sigma)` is noise minus clean for every pass,
-    [passes, videos, tokens, channels]; it knows the noise levels of `given` tokens."""
+    [passes, videos, tokens, channels]; it knows the noise levels of `conditions`."""
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         sigma, following = sigmas[index], sigmas[index + 1]
         velocities = velocity(latents, sigma)
-        streams = zip(latents, velocities, guidance, given, strict=True)
+        streams = zip(latents, velocities, guidance, conditions, strict=True)
         return Streams(*(euler(*stream, sigma, following) for stream in streams))
 
     return jax.lax.fori_loop(start, stop, step, latents)
@@ -140,15 +140,15 @@ def euler(
     noisy: Float[jax.Array, "videos tokens channels"],
     velocities: Float[jax.Array, "passes videos tokens channels"],
     weights: GuidanceWeights,
-    given: Conditions | None,
+    conditions: Conditions | None,
     sigma: Float[jax.Array, ""],
     following: Float[jax.Array, ""],
 ) -> Float[jax.Array, "videos tokens channels"]:
     """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ. The x0 of a
-    given token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way to that value."""
-    own_sigma = sigma if given is None else sigma * given.level_values(given.x0_scale)
+    condition token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way there."""
+    own_sigma = sigma if conditions is None else sigma * conditions.level_values(conditions.x0_scale)
     clean = guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights)
-    if given is not None:
-        strength = given.level_values(given.strength)
-        clean = (1 - strength) * clean + strength * given.clean
+    if conditions is not None:
+        strength = conditions.level_values(conditions.strength)
+        clean = (1 - strength) * clean + strength * conditions.clean
     return noisy + (following - sigma) / sigma * (noisy - clean)

@@ -59,7 +59,7 @@ def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: i
     return Streams(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
 
 
-def pack(latents: Streams[A]) -> Streams[A]:
+def to_tokens(latents: Streams[A]) -> Streams[A]:
     """Files' layout to tokens: video tokens in the order frame, row, column; audio features channel, mel."""
     video, audio = latents
     return Streams(
@@ -75,7 +75,7 @@ def token_shapes(videos: int, shapes: Streams[Shape]) -> Streams[Shape]:
     return Streams((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
 
 
-def unpack(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
+def from_tokens(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
     """Tokens to the files' layout, one row per video."""
     _, channels, frames, height, width = shapes.video
     videos = len(tokens.video)

@@ -65,12 +65,17 @@ class StreamIO(nnx.Module):
         self.caption = CaptionProjection(*caption) if arch.caption_channels else None
 
     def modulation(
-        self, timestep: jax.Array, gate_ratio: float, given: Conditions | None
+        self, timestep: jax.Array, gate_ratio: float, conditions: Conditions | None
     ) -> tuple[Modulation, jax.Array]:
         """The rows for every layer, and the embedding that modulates the output, [dim] or [levels, dim]."""
         scales: tuple[Any, ...] = (1.0,) * 4
-        if given is not None:
-            scales = given.self_scale, given.cross_scale, given.gate_scale, given.text_scale
+        if conditions is not None:
+            scales = (
+                conditions.self_scale,
+                conditions.cross_scale,
+                conditions.gate_scale,
+                conditions.text_scale,
+            )
         own, cross, gate, of_text = (timestep * scale for scale in scales)
         rows, embedded = self.time(own)
         cross_rows, gate_rows = self.cross(cross)[0], self.cross_gate(gate * gate_ratio)[0]
@@ -130,26 +135,26 @@ class Transformer(nnx.Module):
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
 
         def begin(
-            stream: StreamIO, held: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
+            stream: StreamIO, conditions: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
         ) -> tuple[StreamInputs, jax.Array]:
-            modulation, embedded = stream.modulation(timestep, gate_ratio, held)
-            level = None if held is None else pad_to_shards(jnp.asarray(held.level), (axis.name,), 0)
+            modulation, embedded = stream.modulation(timestep, gate_ratio, conditions)
+            level = None if conditions is None else pad_to_shards(jnp.asarray(conditions.level), (axis.name,), 0)
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
-            return StreamInputs(modulation, *ropes, axis, level, held and held.references), embedded
+            return StreamInputs(modulation, *ropes, axis, level, conditions and conditions.references), embedded
 
         def project(
             stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis
         ) -> Float[jax.Array, "videos padded_tokens dim"]:
             return stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
 
-        def end(stream: StreamIO, x: jax.Array, begun: tuple[StreamInputs, jax.Array]) -> jax.Array:
-            return stream.output(x, begun[1], begun[0].level)[:, : begun[0].tokens.length]
+        def end(stream: StreamIO, x: jax.Array, state: tuple[StreamInputs, jax.Array]) -> jax.Array:
+            return stream.output(x, state[1], state[0].level)[:, : state[0].tokens.length]
 
-        begun = map_streams(begin, streams, inputs.given, inputs.ropes, tokens, Streams(*tokens[::-1]))
-        shared = Streams(*(stream and stream[0] for stream in begun))
+        states = map_streams(begin, streams, inputs.conditions, inputs.ropes, tokens, Streams(*tokens[::-1]))
+        shared = Streams(*(stream and stream[0] for stream in states))
         x = map_streams(project, streams, latents, tokens)
         x, intermediates = self._run_layers(x, inputs, shared, tap)
-        return map_streams(end, streams, x, begun), intermediates
+        return map_streams(end, streams, x, states), intermediates
 
     def _run_layers(
         self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs | None], tap: Callable[[Arrays], T]

@@ -88,7 +88,7 @@ class DenoiserInputs(NamedTuple):
     contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
     ropes: Streams[Ropes]
     masks: PassMasks  # `self_attention` has a leading layers axis
-    given: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
+    conditions: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
     reuse: PassReuse | None = None  # None: every row computes all of its layers
 
 

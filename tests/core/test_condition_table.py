@@ -18,7 +18,7 @@ from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import NO_CONDITION_LATENTS, _conditions
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.conditions import Conditions
-from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
@@ -92,7 +92,7 @@ def test_it_is_held_and_eight_devices_make_what_one_makes(
 ) -> None:
     monkeypatch.chdir(folder)
     plans = [plan(checkpoint, second_stage, given, recipe, devices) for devices in DEVICES]
-    one, eight = (pack(Streams(*final_latents(plan))) for plan in plans)
+    one, eight = (to_tokens(Streams(*final_latents(plan))) for plan in plans)
     for got, wanted in zip(eight, map(torch.tensor, one), strict=True):
         assert relative_error(got, wanted) <= 2e-5
     stage, number = plans[0].stages[-1], len(plans[0].stages) - 1
@@ -137,7 +137,7 @@ def test_runs_go_on_with_a_sound_seed_by_seed_and_from_a_draft(
     draft = make_latents(stage1_plan(whole), Components(whole))
     shapes = whole.stages[0].shapes
     later = plan(checkpoint, second_stage, "audio", "two_stage", 1, source=InitialLatents(shapes, FPS))
-    again = make_latents(later, Components(later), state_from_latents([unpack(draft, shapes)]))
+    again = make_latents(later, Components(later), state_from_latents([from_tokens(draft, shapes)]))
     for got, wanted in zip(again, alone, strict=True):
         np.testing.assert_array_equal(got, wanted)
 

@@ -17,7 +17,7 @@ from clips import ALL_ON, PROMPT, Checkpoint, at_levels, final_latents, make_lat
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.state import RunState
-from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
@@ -128,7 +128,7 @@ def test_a_first_frame_equals_that_of_the_reference(
     case = ALL_ON._replace(size=SIZE._replace(num_frames=num_frames))
     plan = plan_of(checkpoint, case, 5, conditions=shown(pictures, (0, 1.0)), image_crf=0)
     pipeline = of_kind(LTX2ImageToVideoPipeline, checkpoint.pipeline)
-    with_noise(monkeypatch, pipeline_ltx2_image2video, *unpack(drawn(plan), plan.latent_shapes))
+    with_noise(monkeypatch, pipeline_ltx2_image2video, *from_tokens(drawn(plan), plan.latent_shapes))
     image = With(pipeline, image=Image.open(pictures[0]), image_crf=0)
     assert max(errors(plan, pipeline, reference(image, case, 5, "latent"))) <= 2e-4
 
@@ -145,8 +145,8 @@ def test_a_second_stage_shows_them_again_as_the_reference(
     asked = {**second, "conditions": shown(pictures, (0, 0.8), (9, 0.5)), "image_crf": 0, "recipe": "two_stage"}
     plan = plan_of(checkpoint, ALL_ON._replace(size=large), 5, **asked)
     upsampled = draw_noise(pipeline, 7, *large)
-    tokens = pack(Streams(upsampled["video"].numpy(), upsampled["audio"].numpy()))
-    ours = unpack(make_latents(plan, Components(plan), RunState(2, latents=tokens)), plan.latent_shapes)
+    tokens = to_tokens(Streams(upsampled["video"].numpy(), upsampled["audio"].numpy()))
+    ours = from_tokens(make_latents(plan, Components(plan), RunState(2, latents=tokens)), plan.latent_shapes)
     with_noise(monkeypatch, pipeline_ltx2_condition, *drawn(plan, 1))
     mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
     statistics = pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std

@@ -18,7 +18,7 @@ from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import START, load
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
-from ltx2_cli.diffusion.latents import noise, open_latents, pack
+from ltx2_cli.diffusion.latents import noise, open_latents, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import phase_memory
 from ltx2_cli.media.probe import open_video
@@ -71,7 +71,7 @@ def test_doubles_in_the_environment_change_nothing(checkpoint: Checkpoint) -> No
     finally:
         jax.config.update("jax_enable_x64", False)
     plain = noise(3, plan.latent_shapes)
-    for got, wanted in zip(same[0].current, pack(plain), strict=True):
+    for got, wanted in zip(same[0].current, to_tokens(plain), strict=True):
         assert got.dtype == np.float32
         np.testing.assert_array_equal(got, wanted)
 

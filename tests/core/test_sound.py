@@ -18,7 +18,7 @@ from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
-from ltx2_cli.diffusion.latents import open_latents, pack
+from ltx2_cli.diffusion.latents import open_latents, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import weight_bytes
 from ltx2_cli.media.audio import read_audio
@@ -93,7 +93,7 @@ def frozen(pipeline: Any, plan: Plan, audio: np.ndarray) -> torch.Tensor:
 def check_frozen(checkpoint: Checkpoint, sound: Path) -> None:
     plan = given(checkpoint, sound)
     audio = encoded(plan)
-    made = pack(Streams(*final_latents(plan)))
+    made = to_tokens(Streams(*final_latents(plan)))
     np.testing.assert_array_equal(made.audio[0], audio)
     assert relative_error(made.video, frozen(checkpoint.pipeline, plan, audio)) <= 2e-4
 

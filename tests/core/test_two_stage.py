@@ -32,7 +32,7 @@ from ltx2_cli.core.networks import Components, abstract_network
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, load, state_from_latents
 from ltx2_cli.core.write import write
-from ltx2_cli.diffusion.latents import pack, unpack
+from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan, stage1_plan
@@ -66,7 +66,7 @@ def asked(checkpoint: Checkpoint, folder: Path, case: Case = LARGE, **keys: obje
 
 
 def in_tokens(noise: dict[str, torch.Tensor]) -> Streams[np.ndarray]:
-    return pack(Streams(*(np.asarray(noise[name]) for name in Streams._fields)))
+    return to_tokens(Streams(*(np.asarray(noise[name]) for name in Streams._fields)))
 
 
 def second_stage(
@@ -114,7 +114,7 @@ def from_the_same_noises(checkpoint: Checkpoint, plan: Plan) -> Streams[np.ndarr
     noises = [in_tokens(draw_noise(checkpoint.pipeline, 5, *SMALL.size)), Streams(*drawn)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_programs, "_noise", lambda seeds, shapes, stage, behind: noises[stage])
-        return unpack(make_latents(plan, Components(plan)), plan.latent_shapes)
+        return from_tokens(make_latents(plan, Components(plan)), plan.latent_shapes)
 
 
 def test_a_distilled_model_equals_the_same_parts_of_the_reference(checkpoint: Checkpoint, folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_two_stages_equal_the_same_parts_of_the_reference(
 
 def latents_of(plan: Plan, before: Streams[np.ndarray] | None = None) -> Streams[np.ndarray]:
     start = state_from_latents([before]) if before else START
-    return unpack(make_latents(plan, Components(plan), start), plan.latent_shapes)
+    return from_tokens(make_latents(plan, Components(plan), start), plan.latent_shapes)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def test_a_resident_run_makes_the_same_latents_again(
     """The first stage's weights are read again; those of the second are of no use to it."""
     components = Components(asked(checkpoint, folder, keep_resident=True))
     for _ in range(2):
-        latents = unpack(make_latents(components.plan, components), components.plan.latent_shapes)
+        latents = from_tokens(make_latents(components.plan, components), components.plan.latent_shapes)
         for got, wanted in zip(latents, both, strict=True):
             np.testing.assert_array_equal(got, wanted)
         assert {DENOISER, STAGE2_DENOISER} & components.resident.keys() == {STAGE2_DENOISER}

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, conditions, initial_latents
+from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, initial_latents, merge_conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
 from ltx2_cli.request.spec import Streams
 
@@ -20,11 +20,11 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-def given(strengths: tuple[float, ...], rule: Any = "token") -> Conditions:
+def conditions(strengths: tuple[float, ...], rule: Any = "token") -> Conditions:
     """The first two tokens, and the last, one after the other."""
     places = zip((0, 6), (2, 1), strengths, strict=False)
     pictures = [ConditionTokens(normal(tokens, CHANNELS), strength, start) for start, tokens, strength in places]
-    held = conditions(Streams(pictures, ()), SHAPES, rule, "gate", MADE)
+    held = merge_conditions(Streams(pictures, ()), SHAPES, rule, "gate", MADE)
     assert held.video is not None
     assert held.audio is None
     return held.video
@@ -44,22 +44,22 @@ def ends(held: Conditions, clean: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("strengths", [(0.3, 0.7), (1.0, 0.0), (0.95, 1.0)])
 def test_any_strength_ends_on_the_clean_values(strengths: tuple[float, float]) -> None:
-    held = given(strengths)
+    held = conditions(strengths)
     clean, noise = normal(1, TOKENS, CHANNELS), normal(2, TOKENS, CHANNELS)[:1]
     clean[:, held.level > 0] = held.clean[held.level > 0]
     assert np.abs(ends(held, clean, noise) - clean).max() < 1e-5
 
 
 def test_the_noise_level_of_the_stream_ends_elsewhere() -> None:
-    held = given((0.7,), "stream")
+    held = conditions((0.7,), "stream")
     clean, noise = normal(1, TOKENS, CHANNELS), normal(2, TOKENS, CHANNELS)[:1]
     clean[:, held.level > 0] = held.clean[held.level > 0]
     assert np.abs(ends(held, clean, noise) - clean)[:, :2].max() > 0.05
-    assert np.abs(ends(given((1.0,), "stream"), clean, noise) - clean).max() < 1e-5
+    assert np.abs(ends(conditions((1.0,), "stream"), clean, noise) - clean).max() < 1e-5
 
 
 def test_a_full_strength_never_moves_a_token() -> None:
-    held, noise = given((1.0, 1.0)), normal(2, TOKENS, CHANNELS)[:1]
+    held, noise = conditions((1.0, 1.0)), normal(2, TOKENS, CHANNELS)[:1]
     np.testing.assert_array_equal(ends(held, noise * 9, noise)[0, held.level > 0], held.clean[held.level > 0])
 
 
@@ -68,7 +68,9 @@ def test_a_full_strength_never_moves_a_token() -> None:
     [("gate", [1, 0.75], [1, 1]), ("always", [1, 1], [1, 1])],
 )
 def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[float], gate: list[float]) -> None:
-    held, none = conditions(Streams([ConditionTokens(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule, MADE)
+    held, none = merge_conditions(
+        Streams([ConditionTokens(normal(2, CHANNELS), 0.25, 3)], ()), SHAPES, "token", rule, MADE
+    )
     assert held is not None
     assert held.level.tolist() == [0, 0, 0, 1, 1, 0, 0]
     assert [held.self_scale.tolist(), held.x0_scale.tolist()] == [[1, 0.75]] * 2
@@ -87,7 +89,7 @@ def test_where_the_other_streams_noise_level_is_read(rule: Any, cross: list[floa
 def test_a_frozen_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: Any) -> None:
     """The text and the picture read no noise of it; it reads that of the picture."""
     whole = ConditionTokens(normal(TOKENS, CHANNELS), 1.0, 0)
-    video, audio = conditions(Streams((), [whole]), SHAPES, "token", rule, Streams(False, True))
+    video, audio = merge_conditions(Streams((), [whole]), SHAPES, "token", rule, Streams(False, True))
     assert video is not None
     assert audio is not None
     assert (video.level.any(), video.self_scale.tolist(), video.text_scale) == (False, [1], 1)
@@ -100,7 +102,7 @@ def test_a_frozen_sound_is_clean_for_the_picture(rule: Any, cross: Any, gate: An
 def test_a_part_of_a_sound_leaves_the_rest_noisy(tokens: int, strength: float) -> None:
     """The later one over the former where they meet."""
     parts = [ConditionTokens(normal(tokens, CHANNELS), strength, 0), ConditionTokens(normal(2, CHANNELS), strength, 3)]
-    video, audio = conditions(Streams((), parts), SHAPES, "token", "gate", MADE)
+    video, audio = merge_conditions(Streams((), parts), SHAPES, "token", "gate", MADE)
     assert video is None
     assert audio is not None
     assert audio.level.tolist() == [1, 1, 1, 2, 2, 1, int(tokens == TOKENS)]
@@ -110,7 +112,7 @@ def test_a_part_of_a_sound_leaves_the_rest_noisy(tokens: int, strength: float) -
 
 def test_given_tokens_begin_at_their_own_noise_level() -> None:
     """Upsampled latents of five tokens, and two behind them, of which one is given."""
-    held, noise, upsampled = given((0.5, 1.0)), normal(2, TOKENS, CHANNELS), normal(2, 5, CHANNELS)
+    held, noise, upsampled = conditions((0.5, 1.0)), normal(2, TOKENS, CHANNELS), normal(2, 5, CHANNELS)
     latents = initial_latents(Streams(upsampled, upsampled), Streams(noise, noise[:, :5]), 0.8, Streams(held, None))
     np.testing.assert_allclose(latents.audio, 0.2 * upsampled + 0.8 * noise[:, :5], rtol=1e-5)
     np.testing.assert_allclose(latents.video[:, 2:5], latents.audio[:, 2:], rtol=1e-5)

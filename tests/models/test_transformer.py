@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
-from ltx2_cli.diffusion.conditions import UNCONDITIONED, ConditionTokens, conditions
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, ConditionTokens, merge_conditions
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
@@ -141,11 +141,13 @@ def velocities(
     ropes: Streams,
     switches: PassMasks,
     scan_layers: bool = True,
-    given: Streams = UNCONDITIONED,
+    conditions: Streams = UNCONDITIONED,
 ) -> Streams:
     model.scan_layers = scan_layers
     context = model.text_context(text)
-    return model(latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches, given))
+    return model(
+        latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches, conditions)
+    )
 
 
 def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> PassMasks:
@@ -185,9 +187,9 @@ def test_a_given_sound_is_read_as_in_the_reference(case: Case, tokens: int, stre
     """Whole and clean: text and picture read no noise of it. A part of it: its tokens have a level of their own."""
     sound = ConditionTokens(case.latents.audio[0, :tokens], strength, 3 if tokens == 4 else 0)
     shapes = Streams(*(stream.shape[1:] for stream in case.latents))
-    given = conditions(Streams((), [sound]), shapes, "token", "always", Streams(False, tokens == 11))
+    conditions = merge_conditions(Streams((), [sound]), shapes, "token", "always", Streams(False, tokens == 11))
     ropes, masks = rope_tables(case.geometry, case.arch), switches(case, [False] * 2, [False] * 2)
-    got = velocities(case.model, case.latents, SIGMA, case.text, ropes, masks, given=given)
+    got = velocities(case.model, case.latents, SIGMA, case.text, ropes, masks, conditions=conditions)
     levels = torch.full((2, 11), SIGMA * 1000)
     levels[:, sound.start : sound.start + tokens] *= 1 - strength
     level = 0.0 if tokens == 11 else SIGMA * 1000

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, load, run_phases
-from ltx2_cli.diffusion.latents import unpack
+from ltx2_cli.diffusion.latents import from_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel import hosts as distributed
 from ltx2_cli.parallel.hosts import ProcessGroup, init_distributed
@@ -258,7 +258,7 @@ def test_two_hosts_generate_the_same_clip_as_one(runs: Runs) -> None:
     plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
     assert plan.sharding.mesh.size == 8
     *_, state = run_phases(plan, START, load(plan), Report())
-    alone = unpack(state.latents, plan.latent_shapes)
+    alone = from_tokens(state.latents, plan.latent_shapes)
     for name, wanted in alone._asdict().items():
         assert_near(load_file(runs.folder / "clip.safetensors")[name], wanted)
 
