@@ -46,7 +46,7 @@ class Chip:
     # For programs of products. With more VMEM for one operation than libtpu's 32 MiB, products read their operands less
     # often, and sum over all inputs at once.
     compiler_options: tuple[tuple[str, str], ...] = ()
-    keeps_activations: bool = False  # the compiler keeps all of the sound's activations, and weights laid out anew
+    keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out anew
 
 
 def _chip(row: dict[str, str]) -> Chip:

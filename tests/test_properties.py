@@ -43,7 +43,7 @@ from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.validation import RANGES
 from ltx2_cli.request.yaml import dump, parse
-from ltx2_cli.runs.asked import Layers
+from ltx2_cli.runs.build_request import Layers
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.latents import latents_request
 from ltx2_cli.runs.replay import find_source, read_clip

@@ -12,7 +12,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, of_condition
 from ltx2_cli.request.yaml import MAX_TEXT
-from ltx2_cli.runs.asked import Layers, config_page
+from ltx2_cli.runs.build_request import Layers, config_page
 from ltx2_cli.runs.jobs import BatchSettings
 from ltx2_cli.runs.settings import RunSettings
 

@@ -27,7 +27,7 @@ from ltx2_cli.plan.stages import Denoise, Phase, Stage
 from ltx2_cli.request.spec import Streams
 
 REPLICATED = PartitionSpec()
-Latents = list[np.ndarray]  # of each picture or sound of a stage, normalised float32 [tokens, channels]
+Latents = list[np.ndarray]  # of each input of a stage, normalised float32 [tokens, channels]
 
 
 def encode_conditions(
@@ -35,9 +35,9 @@ def encode_conditions(
 ) -> dict[int, Streams[Latents]]:
     """The condition latents of the stages of these phases, by the number of the stage."""
     stages = _denoised(phases)
-    pictures = _encode_videos(plan, stages, components, report)
-    sounds = _encode_audio(plan, stages, components, report)
-    return {number: Streams(pictures.get(number, []), sounds.get(number, [])) for number in {*pictures, *sounds}}
+    videos = _encode_videos(plan, stages, components, report)
+    audio = _encode_audio(plan, stages, components, report)
+    return {number: Streams(videos.get(number, []), audio.get(number, [])) for number in {*videos, *audio}}
 
 
 def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
@@ -57,8 +57,8 @@ def _encode_videos(
     if not any(stage.placed_videos for stage in stages.values()):
         return {}
     latents = dict[int, Latents]()
-    placed = {picture.number: picture for stage in stages.values() for picture in stage.placed_videos}
-    clips = {number: _frames(plan.input_videos[number], picture) for number, picture in placed.items()}
+    placed = {video.number: video for stage in stages.values() for video in stage.placed_videos}
+    clips = {number: _frames(plan.input_videos[number], video) for number, video in placed.items()}
     with memory_for(CONDITION, plan), components.use(VIDEO_ENCODER, report) as vae, report.stage(CONDITION):
         for number, stage in stages.items():
             encoded = list[np.ndarray]()
@@ -88,11 +88,11 @@ def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program
     return network_program(plan, name, [VIDEO_ENCODER], function, pixels)
 
 
-def _frames(picture: Video, placed: PlacedVideo) -> np.ndarray:
+def _frames(video: Video, placed: PlacedVideo) -> np.ndarray:
     """The frames of an input video that are encoded."""
     if placed.crf:
-        return np.stack([compressed(frame, placed.crf) for frame in picture.frames])
-    return picture.frames[placed.skipped : placed.skipped + placed.num_frames]
+        return np.stack([compressed(frame, placed.crf) for frame in video.frames])
+    return video.frames[placed.skipped : placed.skipped + placed.num_frames]
 
 
 def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
@@ -121,11 +121,11 @@ def _encode_audio(
 ) -> dict[int, Latents]:
     """The latents of the condition audio, for each stage that has it."""
     stages = {number: stage for number, stage in stages.items() if stage.audio_conditions}
-    sound = plan.condition_audio
-    if not stages or sound is None:
+    audio = plan.condition_audio
+    if not stages or audio is None:
         return {}
     arch, latents = plan.arch.audio_vae, dict[int, Latents]()
-    waveform = resample_on_host(sound.waveform, sound.sample_rate, arch.sample_rate)
+    waveform = resample_on_host(audio.waveform, audio.sample_rate, arch.sample_rate)
     with memory_for(CONDITION_AUDIO, plan), components.use(AUDIO_ENCODER, report) as vae, report.stage(CONDITION_AUDIO):
         for number, stage in stages.items():
             run, count = audio_program(plan, stage), stage.geometry.audio_frames

@@ -59,18 +59,18 @@ def _decode_rows(
     """Frames and waveforms of these videos on the first host; empty without a network for them. No other reference to
     arrays on the devices exists."""
     frames, waveforms = [NO_FRAMES] * len(rows), [SILENCE] * len(rows)
-    picture = sound = None
+    decoded_video = decoded_audio = None
     if "vae" in networks:
         _, channels, *size = plan.latent_shapes.video
         video = latents.video[rows].reshape(len(rows), *size, channels)
-        picture = _video_program(plan)(networks["vae"], to_devices(video, plan.decoding.latents))
-    if picture and not plan.decoding.at_once:  # its memory is free before the sound is begun
-        frames, picture = _clips(picture, plan, frames), None
+        decoded_video = _video_program(plan)(networks["vae"], to_devices(video, plan.decoding.latents))
+    if decoded_video and not plan.decoding.at_once:  # its memory is free before the audio is decoded
+        frames, decoded_video = _clips(decoded_video, plan, frames), None
     if "vocoder" in networks:
         tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
-        sound = _audio_program(plan)(networks["audio_vae"], networks["vocoder"], tokens)
-    frames = _clips(picture, plan, frames) if picture else frames
-    if sound and (samples := _on_first_host(sound, "sound", plan)) is not None:
+        decoded_audio = _audio_program(plan)(networks["audio_vae"], networks["vocoder"], tokens)
+    frames = _clips(decoded_video, plan, frames) if decoded_video else frames
+    if decoded_audio and (samples := _on_first_host(decoded_audio, "sound", plan)) is not None:
         waveforms = list(samples)
     return frames, waveforms
 
@@ -81,10 +81,10 @@ def _decoded(plan: Plan, wanted: Streams[bool]) -> Streams[bool]:
     return Streams(wanted.video and video, wanted.audio and audio and plan.input_audio is None)
 
 
-def _with_input_audio(media: Media, sound: Audio) -> Media:
+def _with_input_audio(media: Media, audio: Audio) -> Media:
     """Media with the input audio, as long as its frames."""
-    waveform = sound.lasting(len(media.frames) / media.fps)
-    return replace(media, waveform=waveform, sample_rate=sound.sample_rate)
+    waveform = audio.lasting(len(media.frames) / media.fps)
+    return replace(media, waveform=waveform, sample_rate=audio.sample_rate)
 
 
 def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
@@ -109,9 +109,9 @@ def _audio_program(plan: Plan) -> Program:
     return network_program(plan, "sound", ["audio_vae", "vocoder"], function, tokens)
 
 
-def _clips(picture: tuple[jax.Array, jax.Array], plan: Plan, otherwise: list[np.ndarray]) -> list[np.ndarray]:
+def _clips(video: tuple[jax.Array, jax.Array], plan: Plan, otherwise: list[np.ndarray]) -> list[np.ndarray]:
     """The frames of each video [frames, height, width, 3] on the first host; `otherwise` on the others."""
-    levels = _on_first_host(picture, "picture", plan)
+    levels = _on_first_host(video, "picture", plan)
     return otherwise if levels is None else [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
 
 

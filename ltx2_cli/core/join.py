@@ -26,13 +26,13 @@ def _with_kept(plan: Plan, made: Media) -> Media:
     edit = plan.edit
     if edit is None or not len(made.frames):
         return made
-    picture = plan.input_videos[edit.number]
+    video = plan.input_videos[edit.number]
     waveform = made.waveform[:0]
-    if picture.audio:
-        waveform, rate = picture.audio.waveform, picture.audio.sample_rate
+    if video.audio:
+        waveform, rate = video.audio.waveform, video.audio.sample_rate
         made = replace(made, waveform=resample_on_host(made.waveform, made.sample_rate, rate), sample_rate=rate)
     begin, end = edit.seconds
-    leading = edit.frames.start if edit.frames.stop else len(picture.frames)
-    original = Original(picture.path, picture.sha256, leading, picture.audio is not None and begin == end)
-    kept = replace(made, frames=picture.frames, waveform=waveform, original=original)
+    leading = edit.frames.start if edit.frames.stop else len(video.frames)
+    original = Original(video.path, video.sha256, leading, video.audio is not None and begin == end)
+    kept = replace(made, frames=video.frames, waveform=waveform, original=original)
     return joined(kept, made, edit.first, edit.frames, edit.seconds)

@@ -66,17 +66,17 @@ def grey_map(tokens: np.ndarray) -> ColourMap:
 @dataclass
 class Preview:
     """An `OnProgress` that replaces a PNG at every tenth of a stage: a row of frames for each video of the batch. All
-    hosts call it together; the first one writes, beside the next steps. A picture that is not finished when the next
-    one is due takes its place; one that cannot be written is said once, and ends no run."""
+    hosts call it together; the first one writes, beside the next steps. An image that is not finished when the next
+    one is due takes its place; one that cannot be written is noted once, and ends no run."""
 
     path: Path
     plan: Plan
     report: Report
-    before: tuple[RunState, Any] = (RunState(), None)  # the state of the last picture or the beginning, and its tokens
-    failure: RunError | None = None  # after which there are no more pictures
+    before: tuple[RunState, Any] = (RunState(), None)  # the state of the last image or the beginning, and its tokens
+    failure: RunError | None = None  # after which there are no more images
     colours: ColourMap | None = field(init=False)  # of the checkpoint; None: grey
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
-    picture: Future[None] | None = None  # that is being written
+    image: Future[None] | None = None  # being written
 
     def __post_init__(self) -> None:
         self.begin(self.plan)
@@ -99,25 +99,25 @@ class Preview:
         host = video if isinstance(video, np.ndarray) else to_host(video)  # maybe the memory that the next step fills
         current = np.array(host[:, : stage.geometry.grid_tokens])
         self.before = progress, current
-        busy = self.picture is not None and not self.picture.done()
+        busy = self.image is not None and not self.image.done()
         if new or jax.process_index() or (busy and not end):
             return
         self.wait()
         if self.failure is None:
-            self.picture = self.pool.submit(self._write, last.step, tokens, progress, current)
+            self.image = self.pool.submit(self._write, last.step, tokens, progress, current)
 
     def wait(self) -> None:
-        """Until the last picture is written."""
+        """Wait until the last image is written."""
         try:
-            if self.picture is not None:
-                self.picture.result()
+            if self.image is not None:
+                self.image.result()
         except RunError as error:
             self.failure = error
             self.report.note(f"the run goes on without a preview: {error}")
-        self.picture = None
+        self.image = None
 
     def _write(self, first: int, tokens: np.ndarray, progress: RunState, current: np.ndarray) -> None:
-        """The picture of the way from the tokens after the step `first` to the current ones."""
+        """Write the image of the way from the tokens after the step `first` to the current ones."""
         stage = self.plan.phases[progress.phase].stage
         clean = clean_latents(tokens, current, stage.sigmas[first], stage.sigmas[progress.step])
         seeds = self.plan.batches[progress.batch]

@@ -110,10 +110,8 @@ def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams
 def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     """Zeros in the shapes of the condition latents of a stage."""
     channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
-    pictures = [
-        latents(shown.num_frames) * math.prod(shown.latent_size(stage.geometry)) for shown in stage.placed_videos
-    ]
-    counts = Streams(pictures, [stage.geometry.audio_frames] * stage.audio_conditions)
+    videos = [latents(shown.num_frames) * math.prod(shown.latent_size(stage.geometry)) for shown in stage.placed_videos]
+    counts = Streams(videos, [stage.geometry.audio_frames] * stage.audio_conditions)
     return Streams(
         *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
     )

@@ -32,8 +32,8 @@ def upsample(
         statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
         loaded.enter_context(report.stage("upsample"))
         videos = [
-            to_host(run(statistics, upsampler, picture))
-            for picture in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
+            to_host(run(statistics, upsampler, video))
+            for video in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
         ]
         video = np.concatenate(videos)
         check_finite(np.isfinite(video), "the upsampled latents are", plan)
@@ -49,15 +49,15 @@ def upsampling_program(plan: Plan, stage: Stage) -> Program:
     return network_program(plan, "upsample", ["statistics", "upsampler"], function, tokens)
 
 
-def _lasting(sound: np.ndarray, length: int) -> np.ndarray:
-    """`sound` [videos, tokens, channels] cut or padded to this length if that is rounding; else stretched linearly."""
-    tokens = sound.shape[1]
+def _lasting(audio: np.ndarray, length: int) -> np.ndarray:
+    """`audio` [videos, tokens, channels] cut or padded to this length if that is rounding; else stretched linearly."""
+    tokens = audio.shape[1]
     if abs(length - tokens) <= 1:
-        return np.pad(sound[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
+        return np.pad(audio[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
     places = np.clip((np.arange(length) + 0.5) * tokens / length - 0.5, 0, tokens - 1)
     below = places.astype(int)
     part = (places - below).astype(np.float32)[:, None]
-    return sound[:, below] * (1 - part) + sound[:, np.minimum(below + 1, tokens - 1)] * part
+    return audio[:, below] * (1 - part) + audio[:, np.minimum(below + 1, tokens - 1)] * part
 
 
 def _upsampled(statistics: LatentStatistics, upsampler: LatentUpsampler, tokens: jax.Array, size: Extent) -> jax.Array:

@@ -63,7 +63,7 @@ class ReferenceGrid(NamedTuple):
 @dataclass(frozen=True)
 class Geometry:
     """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens. Behind the
-    former lie those of pictures and videos, `height` x `width` for each of the `keyframes`: the frames of the clip
+    former lie those of images and videos, `height` x `width` for each of the `keyframes`: the frames of the clip
     where it begins and ends, which need not be whole. Behind these lie those of the `references`."""
 
     frames: int
@@ -143,8 +143,8 @@ def clip_geometry(
     keyframes: tuple[tuple[float, float], ...] = (),
     references: tuple[ReferenceGrid, ...] = (),
 ) -> Geometry:
-    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of pictures beside them at `keyframes`,
-    of `references`, and of sound of that length."""
+    """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of images behind them at `keyframes`,
+    of `references`, and of audio of that length."""
     return Geometry(
         frames=compression.latents(num_frames),
         height=height // compression.pixels,

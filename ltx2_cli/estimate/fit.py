@@ -216,11 +216,11 @@ class Suggestions:
             # a picture of the same form, as nearly as its sides can have it
             sides = {side: round(vars(spec)[side] * scale / pixels) for side in ("width", "height")}
             smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
-            picture = start.also(smaller) if scale < 1 else start
-            if scale < 1 and self.fits(picture):
-                yield picture
+            resized = start.also(smaller) if scale < 1 else start
+            if scale < 1 and self.fits(resized):
+                yield resized
                 return
-            if shorter := self.largest(picture, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):
+            if shorter := self.largest(resized, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):
                 yield shorter
 
     def largest(self, start: Alternative, key: str, numbers: range) -> Alternative | None:

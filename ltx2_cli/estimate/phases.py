@@ -184,5 +184,5 @@ def _parts(size: int, stage: Stage, axis: str) -> int:
 def encoded_videos(plan: Plan) -> list[tuple[int, int]]:
     """Frames, and patches of a frame, of each placed video."""
     patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
-    shown = ((stage, picture) for stage in plan.stages for picture in stage.placed_videos)
-    return [(picture.num_frames, patches * math.prod(picture.latent_size(stage.geometry))) for stage, picture in shown]
+    shown = ((stage, video) for stage in plan.stages for video in stage.placed_videos)
+    return [(video.num_frames, patches * math.prod(video.latent_size(stage.geometry))) for stage, video in shown]

@@ -20,9 +20,9 @@ MAX_DIFFERENCE = 0.1  # of lengths, in seconds: sound of whole latents, less 0.0
 
 def clip_flaws(media: Media) -> list[str]:
     """A sentence for each flaw of `media`. An empty stream is no flaw."""
-    picture, sound = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
-    differ = picture and sound and abs(picture - sound) > MAX_DIFFERENCE
-    lengths = [f"picture and sound differ in length: {picture:.2f} s and {sound:.2f} s"] if differ else []
+    video, audio = len(media.frames) / media.fps, len(media.waveform) / media.sample_rate
+    differ = video and audio and abs(video - audio) > MAX_DIFFERENCE
+    lengths = [f"picture and sound differ in length: {video:.2f} s and {audio:.2f} s"] if differ else []
     return [*_video_flaws(media.frames), *_audio_flaws(media.waveform), *lengths]
 
 

@@ -18,11 +18,11 @@ VIDEOS = (
     "3gp,apng,asf,av1,avi,dirac,dv,flv,gif,gxf,h263,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,"
     "nut,obu,ogg,rm,vc1,vvc,webm,webp_anim,wtv,yuv4mpegpipe"
 )
-SOUNDS = (
+AUDIO = (
     "aac,ac3,aiff,amr,amrnb,amrwb,ape,au,caf,dsf,dts,dtshd,eac3,flac,loas,mlp,mp3,mpc,mpc8,qcp,sox,tak,truehd,tta,voc,"
     "w64,wav,wv"
 )
-FORMATS = f"{VIDEOS},{SOUNDS}"  # ffmpeg's names; left out are lists of files or streams, pictures, texts and samples
+FORMATS = f"{VIDEOS},{AUDIO}"  # ffmpeg's names; left out are lists of files or streams, pictures, texts and samples
 # how ffmpeg's log begins for a format that is left out, or for none
 UNKNOWN = ("Format not on whitelist", "Error opening input: Invalid data")
 READABLE = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"

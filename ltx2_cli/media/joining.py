@@ -11,15 +11,15 @@ FADE = 0.05  # seconds
 
 
 def joined(kept: Media, made: Media, first: int, frames: slice, seconds: tuple[float, float]) -> Media:
-    """`kept` with the `frames` and the sound between `seconds` of `made`, which begins at its frame `first`. What is
-    outside is that of `kept` to the bit; its sound fades into the new one inside."""
+    """`kept` with the `frames` and the audio between `seconds` of `made`, which begins at its frame `first`. What is
+    outside is that of `kept` to the bit; its audio fades into the new one inside."""
     new = made.frames[frames.start - first : frames.stop - first]
-    picture = np.concatenate([kept.frames[: frames.start], new, kept.frames[frames.stop :]])
-    sound = _sound(kept, made, first / kept.fps, seconds)
-    return replace(kept, frames=picture, waveform=sound)
+    video = np.concatenate([kept.frames[: frames.start], new, kept.frames[frames.stop :]])
+    audio = _joined_audio(kept, made, first / kept.fps, seconds)
+    return replace(kept, frames=video, waveform=audio)
 
 
-def _sound(kept: Media, made: Media, offset: float, seconds: tuple[float, float]) -> NDArray[np.float32]:
+def _joined_audio(kept: Media, made: Media, offset: float, seconds: tuple[float, float]) -> NDArray[np.float32]:
     """The waveform of both; `made` begins at `offset` seconds of `kept`."""
     rate, old = kept.sample_rate, kept.waveform
     start, stop, shift = (round(second * rate) for second in (*seconds, offset))

@@ -24,13 +24,13 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
     unchanged = _is_unchanged(original)
     with replacing(path) as temporary:
         copied = unchanged and original.audio and open_video(original.path).audio_codec == "aac"
-        sound = original.path if copied else None
-        picture, count = (unchanged and _copied_packets(media, original, temporary)) or (None, 0)
-        write_mp4(media, temporary, metadata, picture, sound)
+        copied_audio = original.path if copied else None
+        copied_video, count = (unchanged and _copied_packets(media, original, temporary)) or (None, 0)
+        write_mp4(media, temporary, metadata, copied_video, copied_audio)
     why = "ltx2 encodes with other settings, or at another rate" if unchanged else f"{original.path} has changed since"
     where = " before the new ones" if original.frames < len(media.frames) else ""
     kinds = [f"{count} of {original.frames} frames{where}{'' if count else f' ({why})'}"] if original.frames else []
-    kinds += [f"the sound{'' if sound else ' not'}"] if original.audio else []
+    kinds += [f"the sound{'' if copied_audio else ' not'}"] if original.audio else []
     return f"copied without encoding them again: {', '.join(kinds)}"
 
 

@@ -24,7 +24,7 @@ ESCAPED = re.compile(r"\\([\s\S])")
 LEAST_WAV = 44  # bytes of its header
 PACKET = re.compile(r"^0,\s*-?\d+,\s*(-?\d+),\s*(\d+),\s*\d+, 0x\w+(?:, F=0x(\w+))?", re.MULTILINE)
 CONTAINER = re.compile(r"^\[info\] Input #0, (\S+), from ", re.MULTILINE)
-PICTURE = re.compile(r"^\[info\]   Stream #0:.*: Video: .*$", re.MULTILINE)
+VIDEO_STREAM = re.compile(r"^\[info\]   Stream #0:.*: Video: .*$", re.MULTILINE)
 KEY = 1  # a flag of packets; those that have it alone are printed without flags
 ENCODING = ("codec_id", "dimensions", "extradata")
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
@@ -122,7 +122,7 @@ def _open(path: Path) -> VideoFile:
         metadata=metadata,
         uneven=len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps)),
         container=found[1] if (found := CONTAINER.search(log)) else "",
-        stated=found[0] if (found := PICTURE.search(log)) else "",
+        stated=found[0] if (found := VIDEO_STREAM.search(log)) else "",
         packets=_packets(facts, packets),
         audio_codec=facts.get("codec_id 1"),
     )

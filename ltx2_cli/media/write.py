@@ -20,8 +20,8 @@ SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format
 # BT.709 in limited range, converted and tagged: players disagree about untagged files.
 TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv420p"
 TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-PICTURE = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
-SOUND = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
+ENCODE_VIDEO = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
+ENCODE_AUDIO = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
 FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
 
@@ -30,12 +30,12 @@ def write_mp4(
     media: Media,
     path: Path,
     metadata: Mapping[str, str] = MappingProxyType({}),
-    picture: Path | None = None,
-    sound: Path | None = None,
+    copied_video: Path | None = None,
+    copied_audio: Path | None = None,
 ) -> None:
-    """Write H.264, AAC and metadata to `path`, replacing an existing file. Packets are copied from a file named as the
-    `picture` (a .txt: a list of such files) or as the `sound`. Raises `RunError` with the reason of the system or of
-    ffmpeg."""
+    """Write H.264, AAC and metadata to `path`, replacing an existing file. Packets are copied from the files
+    `copied_video` (a .txt: a list of such files) and `copied_audio`. Raises `RunError` with the reason of the system or
+    of ffmpeg."""
     with replacing(path) as temporary:
         samples, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         samples.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
@@ -44,12 +44,16 @@ def write_mp4(
         tags.write_text("\n".join(lines), encoding="utf-8")
         rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
         raw = own_input("f32le", samples, "-ar", rate, "-ac", channels)
-        heard = (untrusted_input(sound) if sound else raw) if len(media.waveform) else []
-        streams = ["-map", "0:v", *(["-c:v", "copy"] if picture else PICTURE)]
-        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if sound else SOUND)] if heard else []
+        heard = (untrusted_input(copied_audio) if copied_audio else raw) if len(media.waveform) else []
+        streams = ["-map", "0:v", *(["-c:v", "copy"] if copied_video else ENCODE_VIDEO)]
+        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if copied_audio else ENCODE_AUDIO)] if heard else []
         command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
-        if picture:
-            kept = own_input("concat", picture, "-safe", "0") if picture.suffix == ".txt" else untrusted_input(picture)
+        if copied_video:
+            kept = (
+                own_input("concat", copied_video, "-safe", "0")
+                if copied_video.suffix == ".txt"
+                else untrusted_input(copied_video)
+            )
             run_ffmpeg([*kept, *command, f"file:{temporary}"], path)
         else:
             _write(media, [*command, f"file:{temporary}"], path)

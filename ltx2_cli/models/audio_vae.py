@@ -72,7 +72,7 @@ class AudioVAEArch(NetworkArch):
 
     @property
     def mel_channels(self) -> int:
-        """Mel bins of all channels of the sound."""
+        """Mel bins of all channels of the audio."""
         return self.output_channels * self.mel_bins
 
 

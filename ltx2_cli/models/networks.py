@@ -71,7 +71,7 @@ class Networks(NamedTuple):
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
     refiner_connectors: TextConnectors | None = None  # where its LoRAs change these too
-    # autoencoders without their decoders, where a clip is given pictures or a sound
+    # autoencoders without their decoders, where a clip has input images, videos or audio
     video_encoder: VideoVAE | None = None
     audio_encoder: AudioVAE | None = None
 

@@ -1,4 +1,4 @@
-"""Sound to the log-mel spectrograms that the audio autoencoder was trained on. A waveform is [batch, samples, channels]
+"""Audio to the log-mel spectrograms that the audio autoencoder was trained on. A waveform is [batch, samples, channels]
 in [-1, 1], and its spectrogram float32. Sampling rates are whole numbers of samples a second; they and an
 `AudioVAEArch` are static under `jax.jit`."""
 

@@ -60,7 +60,7 @@ class VocoderArch(NetworkArch):
 
     @property
     def spectra_rate(self) -> float:
-        """Spectra for each second of sound."""
+        """Spectra for each second of audio."""
         return self.output_sampling_rate / math.prod(self.upsample_factors)
 
     def conflicts(self) -> Iterator[str]:
@@ -225,7 +225,7 @@ class UpsampleStage(nnx.Module):
 
 
 class Vocoder(nnx.Module):
-    """Spectrograms to sound, by one generator."""
+    """Spectrograms to audio, by one generator."""
 
     def __init__(self, scope: Scope, arch: VocoderArch):
         scope = replace(scope, dtype=jnp.float32)
@@ -300,7 +300,7 @@ class LogMel(nnx.Module):
 
 
 class VocoderWithBWE(nnx.Module):
-    """Spectrograms to sound: the first generator's waveform, resampled, plus the bands of the second generator. `clamp`
+    """Spectrograms to audio: the first generator's waveform, resampled, plus the bands of the second generator. `clamp`
     limits the first waveform to [-1, 1] before it is used."""
 
     def __init__(self, scope: Scope, arch: VocoderWithBWEArch, clamp: bool):

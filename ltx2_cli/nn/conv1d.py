@@ -2,7 +2,7 @@
 
 On a TPU, s consecutive samples are packed into the channel axis: [batch, time/s, s·channels], the same numbers in the
 same order. Few channels would leave most lanes of a vector empty. A layer infers s from its input's width and expands
-its kernel accordingly. By the compiler's schedule LTX-2.3's sound of 5 s takes 150 M cycles of a v6e with packing and
+its kernel accordingly. By the compiler's schedule LTX-2.3's audio of 5 s takes 150 M cycles of a v6e with packing and
 539 M without; it also compiles in two thirds of the time.
 """
 

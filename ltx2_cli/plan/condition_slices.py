@@ -22,15 +22,15 @@ class ConditionSlice(NamedTuple):
 
 
 def condition_slices(
-    pictures: Sequence[PlacedVideo],
+    placed_videos: Sequence[PlacedVideo],
     audio_strengths: Sequence[float],
     geometry: Geometry,
     compression: VAECompression,
     edit: Edit | None,
 ) -> Streams[tuple[ConditionSlice, ...]]:
     """The conditions of each stream of a stage; those of an edited clip without its new latents."""
-    video, sounds, behind = list[ConditionSlice](), list[ConditionSlice](), geometry.grid_tokens
-    for source, placed in enumerate(pictures):
+    video, audio, behind = list[ConditionSlice](), list[ConditionSlice](), geometry.grid_tokens
+    for source, placed in enumerate(placed_videos):
         size = prod(placed.latent_size(geometry))
         count = compression.latents(placed.num_frames) * size
         whole = ConditionSlice(source, slice(0, count), behind if placed.behind else 0, placed.strength)
@@ -38,8 +38,8 @@ def condition_slices(
         video += _around(edit.latents.video, whole, size) if edit and placed.number == edit.number else [whole]
     for source, strength in enumerate(audio_strengths):
         whole = ConditionSlice(source, slice(0, geometry.audio_frames), 0, strength)
-        sounds += _around(edit.latents.audio, whole) if edit else [whole]
-    return Streams(tuple(video), tuple(sounds))
+        audio += _around(edit.latents.audio, whole) if edit else [whole]
+    return Streams(tuple(video), tuple(audio))
 
 
 def _around(new: slice, whole: ConditionSlice, size: int = 1) -> list[ConditionSlice]:

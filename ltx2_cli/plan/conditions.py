@@ -55,65 +55,65 @@ def read_input_videos(spec: RunSpec) -> tuple[Video, ...]:
     """Read the files of all conditions. Raises `UsageError` for a file that cannot be read, or whose hash is not the
     request's."""
     readings = {str(number): partial(_read, spec, condition) for number, condition in enumerate(spec.conditions)}
-    pictures, problems = collect(readings)
+    videos, problems = collect(readings)
     raise_all(problems)
-    _check_mask(spec, [*pictures.values()])
-    return tuple(pictures.values())
+    _check_mask(spec, [*videos.values()])
+    return tuple(videos.values())
 
 
 def read_input_audio(spec: RunSpec) -> Audio | None:
     """Read the audio file of a request. Raises `UsageError` as `read_input_videos`."""
     if spec.audio is None:
         return None
-    sound = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
-    if spec.audio.sha256 not in (None, sound.sha256):
+    audio = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
+    if spec.audio.sha256 not in (None, audio.sha256):
         hint = f"bring that back, or take this one: {typed('audio', spec.audio.path)}"
         raise UsageError(f"{spec.audio.path} is another sound than that of the record", hint)
-    return sound
+    return audio
 
 
 def with_what_was_read(
-    spec: RunSpec, compression: VAECompression, pictures: Sequence[Video], sound: Audio | None
+    spec: RunSpec, compression: VAECompression, videos: Sequence[Video], audio: Audio | None
 ) -> RunSpec:
     """The request with the hashes of its input files, and the number of frames used of each video. Raises `UsageError`
     as `num_shown`."""
     conditions = []
-    for condition, picture in zip(spec.conditions, pictures, strict=True):
-        count = None if condition.kind == "image" else len(picture.frames)
+    for condition, video in zip(spec.conditions, videos, strict=True):
+        count = None if condition.kind == "image" else len(video.frames)
         if condition.kind == "clip":
-            count = num_shown(spec, condition, picture, compression)
-        conditions.append(replace(condition, sha256=picture.sha256, num_frames=count))
-    audio = replace(spec.audio, sha256=sound.sha256) if spec.audio and sound else None
-    return replace(spec, conditions=tuple(conditions), audio=audio)
+            count = num_shown(spec, condition, video, compression)
+        conditions.append(replace(condition, sha256=video.sha256, num_frames=count))
+    read = replace(spec.audio, sha256=audio.sha256) if spec.audio and audio else None
+    return replace(spec, conditions=tuple(conditions), audio=read)
 
 
 def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
     path, follows = Path(condition.path).expanduser(), condition.kind not in SHOWN
     if condition.kind == "image" or (follows and is_image(path)):
-        picture = read_image(path)
+        video = read_image(path)
     elif condition.kind == "clip":
-        picture = read_edited(spec, condition)
+        video = read_edited(spec, condition)
     elif follows:
         rarer, count = condition.temporal_scale or 1, condition.num_frames
         most = spec.num_frames if count is None else (count - 1) * rarer + 1
-        picture = read_video(path, spec.fps, most, from_end=False)
-        frames = picture.frames[::rarer]
-        picture = replace(picture, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
+        video = read_video(path, spec.fps, most, from_end=False)
+        frames = video.frames[::rarer]
+        video = replace(video, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
     else:  # what begins the clip is the end of the video
         most = condition.num_frames or most_frames(spec, condition)
-        picture = read_video(path, spec.fps, most, from_end=condition.frame == 0)
-    if condition.sha256 not in (None, picture.sha256):
+        video = read_video(path, spec.fps, most, from_end=condition.frame == 0)
+    if condition.sha256 not in (None, video.sha256):
         changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"
         this = of_condition(condition.kind, condition.path + ("" if follows else f"@{condition.frame}"))
         raise UsageError(changed, f"bring that back, or take this one: {this}")
-    return picture
+    return video
 
 
-def _check_mask(spec: RunSpec, pictures: Sequence[Video]) -> None:
+def _check_mask(spec: RunSpec, videos: Sequence[Video]) -> None:
     """Raise `UsageError` for a mask that is shorter than a reference."""
     counts = {"reference": [0], "mask": [1]}
-    for condition, picture in zip(spec.conditions, pictures, strict=True):
-        counts.setdefault(condition.kind, []).append(len(picture.frames))
+    for condition, video in zip(spec.conditions, videos, strict=True):
+        counts.setdefault(condition.kind, []).append(len(video.frames))
     if 1 < (given := max(counts["mask"])) < (needed := max(counts["reference"])):
         sentence = f"the mask of the references has {given} frames, and a reference {needed}"
         raise UsageError(sentence, "a picture, or a video of that length, as the mask")

@@ -189,7 +189,7 @@ class DecodePlan:
     at_once: bool  # whether both are begun before one is waited for
     videos: int  # that are decoded at a time
     whole: NamedSharding  # of weights: all of them on every device
-    tokens: NamedSharding  # of the latents of sound [videos, tokens, channels], and of waveforms
+    tokens: NamedSharding  # of audio latents [videos, tokens, channels], and of waveforms
     latents: NamedSharding  # of [videos, frames, height, width, channels]; frames and pixels lie alike
 
     @property

@@ -19,17 +19,17 @@ from ltx2_cli.request.spelling import typed
 
 NOTHING = slice(0, 0)
 MARGIN = 64  # pixels; sides of two stages are multiples of it
-CUT_OFF = 0.1  # seconds at the end of a sound that may hold its fade-out: an extension regenerates them
+CUT_OFF = 0.1  # seconds at the end of an audio track that may hold its fade-out: an extension regenerates them
 
 
 class Edit(NamedTuple):
     """The regenerated part of an edited clip: frames and audio."""
 
-    number: int  # of the clip among the pictures of the plan
+    number: int  # of the clip among the plan's input videos
     first: int  # frame of the clip with which the latents begin
-    latents: Streams[slice]  # those that are new; all others are given
+    latents: Streams[slice]  # those that are new; all others are conditions
     frames: slice  # of the clip, that are new
-    seconds: tuple[float, float]  # of the clip, between which its sound is new
+    seconds: tuple[float, float]  # of the clip, between which its audio is new
 
 
 def edited(spec: RunSpec) -> int | None:
@@ -41,58 +41,58 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
     """Read all frames of an edited clip, cropped to the request's size. Raises `UsageError` for a clip of another size,
     or without the part to regenerate."""
     path = Path(condition.path).expanduser()
-    picture = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
-    (begin, end), count = condition.regenerate, len(picture.frames)
+    video = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
+    (begin, end), count = condition.regenerate, len(video.frames)
     if begin > count or begin < count < end:
         sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
         raise UsageError(sentence, f"nearest: regenerate: [{min(begin, count - 1)}, {count}]")
     if open_video(path).sample_rate is not None:
-        sound = read_audio(path, count / spec.fps)
-        most = round(count / spec.fps * sound.sample_rate) if begin == count else None  # its cut-off end is regenerated
-        return replace(picture, audio=replace(sound, waveform=sound.waveform[:most]))
+        audio = read_audio(path, count / spec.fps)
+        most = round(count / spec.fps * audio.sample_rate) if begin == count else None  # its cut-off end is regenerated
+        return replace(video, audio=replace(audio, waveform=audio.waveform[:most]))
     if condition.streams == "audio":
         raise UsageError(f"{path} has no sound that could be regenerated", "streams: video")
-    return picture
+    return video
 
 
-def _middle(picture: Video, height: int, width: int) -> Video:
+def _middle(video: Video, height: int, width: int) -> Video:
     """Crop a clip to its middle if it is less than `MARGIN` larger than the request: most clips have other sizes than
     models make."""
-    above, beside = (have - wanted for have, wanted in zip(picture.frames.shape[1:3], (height, width), strict=True))
+    above, beside = (have - wanted for have, wanted in zip(video.frames.shape[1:3], (height, width), strict=True))
     if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
         size = f"{width + beside}x{height + above}"
-        sentence = f"{picture.path} is {size}, and a clip of {width}x{height} is asked for"
+        sentence = f"{video.path} is {size}, and a clip of {width}x{height} is asked for"
         raise UsageError(sentence, f"{typed('height', height + above)} {typed('width', width + beside)}")
     if not (above or beside):
-        return picture
-    frames = picture.frames[:, above // 2 : above // 2 + height, beside // 2 : beside // 2 + width]
-    return replace(picture, frames=frames, remarks=(*picture.remarks, f"its middle {width}x{height} is edited"))
+        return video
+    frames = video.frames[:, above // 2 : above // 2 + height, beside // 2 : beside // 2 + width]
+    return replace(video, frames=frames, remarks=(*video.remarks, f"its middle {width}x{height} is edited"))
 
 
-def num_shown(spec: RunSpec, condition: ConditionSpec, picture: Video, compression: VAECompression) -> int:
+def num_shown(spec: RunSpec, condition: ConditionSpec, video: Video, compression: VAECompression) -> int:
     """The number of frames of an edited clip that a run sees, 8k + 1: all of its frames, or for an extension the last
     ones."""
-    count, (begin, end) = len(picture.frames), condition.regenerate
+    count, (begin, end) = len(video.frames), condition.regenerate
     goes_on, half = begin == count, max(spec.num_frames // 2, 1)
     most = condition.num_frames or half if goes_on else spec.num_frames
     shown = compression.clip_size(compression.latents(min(most, count)), 1, 1)[0]
     if goes_on and shown >= spec.num_frames:
-        sentence = f"{picture.path} is to go on, and all {spec.num_frames} frames of the clip are its end"
+        sentence = f"{video.path} is to go on, and all {spec.num_frames} frames of the clip are its end"
         raise UsageError(sentence, typed("num_frames", shown + compression.frames))
     if goes_on and end - begin > (room := spec.num_frames - shown):
-        asked = f"{end - begin} frames are to follow {picture.path}"
+        asked = f"{end - begin} frames are to follow {video.path}"
         sentence = f"{asked}, and {spec.num_frames} frames have room for {room}"
         raise UsageError(sentence, f"extend twice; nearest: regenerate: [{begin}, {begin + room}]")
     if not goes_on and shown != spec.num_frames:
-        sentence = f"a clip of {spec.num_frames} frames is asked for, and {picture.path} has {count}"
+        sentence = f"a clip of {spec.num_frames} frames is asked for, and {video.path} has {count}"
         raise UsageError(sentence, typed("num_frames", shown))
     if not goes_on and end - begin > shown:
-        sentence = f"{end - begin} frames of {picture.path} are to be regenerated, and {shown} are made at once"
+        sentence = f"{end - begin} frames of {video.path} are to be regenerated, and {shown} are made at once"
         nearest = ceil((end - begin - 1) / compression.frames) * compression.frames + 1
         raise UsageError(sentence, typed("num_frames", nearest))
     follows = any(other.kind == "reference" for other in spec.conditions)
     if follows and first_shown(replace(condition, num_frames=shown), count):
-        sentence = f"references begin with {picture.path}, and what is made at once of it does not"
+        sentence = f"references begin with {video.path}, and what is made at once of it does not"
         raise UsageError(sentence, "no reference" if goes_on else typed("num_frames", count))
     return shown
 
@@ -106,35 +106,35 @@ def first_shown(condition: ConditionSpec, count: int) -> int:
     return min(max((begin + end - shown) // 2, 0), count - shown)
 
 
-def shown_audio(spec: RunSpec, pictures: Sequence[Video]) -> Audio | None:
+def shown_audio(spec: RunSpec, videos: Sequence[Video]) -> Audio | None:
     """The audio of an edited clip from the first frame that a run sees; None without such a clip or audio."""
     number = edited(spec)
-    sound = None if number is None else pictures[number].audio
-    if number is None or sound is None:
+    audio = None if number is None else videos[number].audio
+    if number is None or audio is None:
         return None
-    first = first_shown(spec.conditions[number], len(pictures[number].frames))
-    start = round(first / spec.fps * sound.sample_rate)
-    return replace(sound, waveform=sound.waveform[start:])
+    first = first_shown(spec.conditions[number], len(videos[number].frames))
+    start = round(first / spec.fps * audio.sample_rate)
+    return replace(audio, waveform=audio.waveform[start:])
 
 
-def edit_of(spec: RunSpec, pictures: Sequence[Video], geometry: Geometry) -> Edit | None:
+def edit_of(spec: RunSpec, videos: Sequence[Video], geometry: Geometry) -> Edit | None:
     """The edit of the request's clip in latents of this geometry, or None. Latents that are new in part are
     regenerated; an extension ends at the requested frame."""
     if (number := edited(spec)) is None:
         return None
-    condition, picture = spec.conditions[number], pictures[number]
+    condition, video = spec.conditions[number], videos[number]
     (begin, end), fps = condition.regenerate, geometry.fps
-    first = first_shown(condition, len(picture.frames))
+    first = first_shown(condition, len(video.frames))
     edges = first + np.rint(geometry.edges.video * fps).astype(int)
     seconds = first / fps + geometry.edges.audio.astype(np.float64)
     new, heard = _overlapping(edges, begin, end), NOTHING
     if condition.streams == "audio":
         new = NOTHING
-    if condition.streams != "video" and picture.audio:
-        length = len(picture.audio.waveform) / picture.audio.sample_rate
-        cut_off = length - CUT_OFF if end > len(picture.frames) else length
+    if condition.streams != "video" and video.audio:
+        length = len(video.audio.waveform) / video.audio.sample_rate
+        cut_off = length - CUT_OFF if end > len(video.frames) else length
         heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)
-    most = end if end > len(picture.frames) else np.inf  # what is inside a clip ends where its latents do
+    most = end if end > len(video.frames) else np.inf  # what is inside a clip ends where its latents do
     frames, span = _span(edges, new, most), _span(seconds, heard, most / fps)
     return Edit(number, first, Streams(new, heard), slice(*map(int, frames)), span)
 
@@ -151,15 +151,15 @@ def _overlapping(edges: np.ndarray, begin: float, end: float) -> slice:
     return slice(int(np.searchsorted(edges[1], begin, "right")), int(np.searchsorted(edges[0], end, "left")))
 
 
-def edit_remark(spec: RunSpec, picture: Video, edit: Edit) -> str:
+def edit_remark(spec: RunSpec, video: Video, edit: Edit) -> str:
     """A sentence on the part of a clip that is regenerated."""
     condition = spec.conditions[edit.number]
     (begin, end), fps, shown = condition.regenerate, spec.fps, condition.num_frames or 0
-    if end > len(picture.frames):
-        return f"{picture.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
+    if end > len(video.frames):
+        return f"{video.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
     spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
     retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]
-    part = len(picture.frames) - shown >= COMPRESSION
+    part = len(video.frames) - shown >= COMPRESSION
     seen = f"; it sees {edit.first / fps:.2f} to {(edit.first + shown) / fps:.2f} s" if part else ""
-    asked = f"{picture.path}: asked {begin / fps:.2f} to {end / fps:.2f} s"
+    asked = f"{video.path}: asked {begin / fps:.2f} to {end / fps:.2f} s"
     return f"{asked}, whole latents regenerate {', '.join(retaken)}{seen}"

@@ -62,10 +62,10 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
                 both[CONNECTORS],
             )
         deltas[STAGE2_DENOISER] = (both if reload_stage2 else find_adapters(second.loras, networks))[DENOISER]
-    pictures, sound = read_input_videos(spec), read_input_audio(spec)
+    videos, audio = read_input_videos(spec), read_input_audio(spec)
     if spec.conditions:
         networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype))
-    if sound or any(picture.audio for picture in pictures):
+    if audio or any(video.audio for video in videos):
         networks = networks._replace(audio_encoder=audio_encoder(checkpoint.arch, spec.dtype))
     if checkpoint.files:
         upsampler_files = {"upsampler": second.files} if second else {}
@@ -76,7 +76,7 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
         }
         checkpoint = replace(checkpoint, files=files)
     upsampling = second.upsampler.upsampling if second else None
-    return PlanInputs(checkpoint, networks, deltas, pictures, sound, upsampling, reload_stage2)
+    return PlanInputs(checkpoint, networks, deltas, videos, audio, upsampling, reload_stage2)
 
 
 def network_values(spec: RunSpec) -> tuple[object, ...]:

@@ -46,13 +46,13 @@ class PlacedVideo(NamedTuple):
 
 
 def place_videos(
-    spec: RunSpec, pictures: Sequence[Video], compression: VAECompression, num_frames: int, last: bool
+    spec: RunSpec, videos: Sequence[Video], compression: VAECompression, num_frames: int, last: bool
 ) -> tuple[PlacedVideo, ...]:
     """The videos of a stage of `num_frames` frames, at the same times as in the requested clip, then its references.
     The `last` of two stages has no references."""
     rate, shown = (num_frames - 1) / max(spec.num_frames - 1, 1), list[PlacedVideo]()
     references = list[PlacedVideo]()
-    for number, (condition, picture) in enumerate(zip(spec.conditions, pictures, strict=True)):
+    for number, (condition, video) in enumerate(zip(spec.conditions, videos, strict=True)):
         frame, count = condition.frame, condition.num_frames or 1
         if condition.kind == "reference" and not last:
             scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
@@ -60,7 +60,7 @@ def place_videos(
             references.append(PlacedVideo(number, 0, condition.strength, count, grid))
         elif condition.kind in SHOWN:
             start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
-            skipped = first_shown(condition, len(picture.frames)) if condition.kind == "clip" else 0
+            skipped = first_shown(condition, len(video.frames)) if condition.kind == "clip" else 0
             crf = spec.image_crf if condition.kind == "image" else None
             shown.append(PlacedVideo(number, start * rate, condition.strength, count, None, skipped, crf))
     return (*shown, *references)
@@ -73,19 +73,19 @@ def weights_references(spec: RunSpec) -> bool:
 
 
 def reference_weights(
-    spec: RunSpec, pictures: Sequence[Video], placed: Sequence[PlacedVideo], geometry: Geometry
+    spec: RunSpec, videos: Sequence[Video], placed: Sequence[PlacedVideo], geometry: Geometry
 ) -> References | None:
     """How tokens and those of a stage's references attend to each other, where a strength or a mask says so."""
     if not geometry.references or not weights_references(spec):
         return None
-    read = zip(pictures, spec.conditions, strict=True)
-    masks = [picture.frames for picture, condition in read if condition.kind == "mask"]
+    read = zip(videos, spec.conditions, strict=True)
+    masks = [video.frames for video, condition in read if condition.kind == "mask"]
     grid, shown, *counts = geometry.token_counts
     strengths: list[np.ndarray] = [np.ones(grid + shown)]
-    for picture, count in zip((picture for picture in placed if picture.reference), counts, strict=True):
-        height, width = picture.latent_size(geometry)
+    for video, count in zip((video for video in placed if video.reference), counts, strict=True):
+        height, width = video.latent_size(geometry)
         size = count // (height * width), height, width
-        light = mean_light(masks[0][: picture.num_frames], *size) if masks else np.ones(size)
+        light = mean_light(masks[0][: video.num_frames], *size) if masks else np.ones(size)
         strengths.append(spec.reference_strength * light.ravel())
     strength = np.concatenate(strengths)
     key_weights = np.exp(LEAST_BIAS * (1 - strength)) if spec.follows_diffusers else strength

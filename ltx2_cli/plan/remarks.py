@@ -54,18 +54,16 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
 
 
-def condition_remarks(
-    spec: RunSpec, pictures: Sequence[Video], sound: Audio | None, edit: Edit | None
-) -> Iterator[str]:
+def condition_remarks(spec: RunSpec, videos: Sequence[Video], audio: Audio | None, edit: Edit | None) -> Iterator[str]:
     """Sentences on the used part of each input video and audio, on their reading, and on the edit."""
-    for picture in pictures:
-        cropped = picture.cropped(spec.height, spec.width)
-        if remarks := [*picture.remarks, *([cropped] if cropped else [])]:
-            yield f"{picture.path}: {'; '.join(remarks)}"
-    if sound and (heard := sound.heard(spec.num_frames / spec.fps)):
-        yield f"{sound.path}: {heard}"
+    for video in videos:
+        cropped = video.cropped(spec.height, spec.width)
+        if remarks := [*video.remarks, *([cropped] if cropped else [])]:
+            yield f"{video.path}: {'; '.join(remarks)}"
+    if audio and (heard := audio.heard(spec.num_frames / spec.fps)):
+        yield f"{audio.path}: {heard}"
     if edit:
-        yield edit_remark(spec, pictures[edit.number], edit)
+        yield edit_remark(spec, videos[edit.number], edit)
 
 
 def request_warnings(spec: RunSpec) -> Iterator[str]:

@@ -225,8 +225,8 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
         decode_budget = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
     # without video, one latent frame: the mesh is also that of the audio
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
-    sound = 0
+    audio_bytes = 0
     if spec.running.audio and inputs.input_audio is None:
-        sound = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
-    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, sound)
+        audio_bytes = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
+    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, audio_bytes)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget

@@ -55,7 +55,7 @@ class Stage:
     connectors: str = CONNECTORS  # that make the text it reads, or STAGE2_CONNECTORS
     source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
-    keep_audio: bool = False  # the sound is that of the source
+    keep_audio: bool = False  # the audio is that of the source
     audio_conditions: int = 0  # each as long as the stage's audio
     condition_slices: Streams[tuple[ConditionSlice, ...]] = NO_SLICES  # of the placed videos, and of the audio
     frozen: Streams[bool] = NEITHER  # the stream is a condition as a whole: nothing of it is generated
@@ -118,12 +118,12 @@ def _faster(spec: RunSpec, by: UpsampleFactors) -> int:
 
 
 def measure_stages(
-    spec: RunSpec, arch: Arch, pictures: Sequence[Video], by: UpsampleFactors | None
+    spec: RunSpec, arch: Arch, videos: Sequence[Video], by: UpsampleFactors | None
 ) -> tuple[StageSize, ...]:
     """Sizes of one stage, or of two with an upsampler of factors `by`. Raises `UsageError` for a size that the
     upsampler cannot make, and for conditions that a first stage cannot have."""
     size = spec.num_frames, spec.height, spec.width
-    last = _measure(spec, arch, pictures, size, spec.fps, last=by is not None)
+    last = _measure(spec, arch, videos, size, spec.fps, last=by is not None)
     if by is None:
         return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
@@ -133,17 +133,17 @@ def measure_stages(
         sentence = "a sound cannot be given where the upsampler stretches the clip: the first stage is shorter"
         raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option('audio')}")
     small, fps = stage1_size(*size, by, arch.compression), spec.fps / _faster(spec, by)
-    return _measure(spec, arch, pictures, small, fps, last=False), last
+    return _measure(spec, arch, videos, small, fps, last=False), last
 
 
 def _measure(
-    spec: RunSpec, arch: Arch, pictures: Sequence[Video], size: tuple[int, int, int], fps: float, last: bool
+    spec: RunSpec, arch: Arch, videos: Sequence[Video], size: tuple[int, int, int], fps: float, last: bool
 ) -> StageSize:
     """Sizes of a stage for a clip of this size (frames, height, width); `last`: the second of two stages. Raises
     `UsageError` if references at their scale have no whole latents."""
-    placed = place_videos(spec, pictures, arch.compression, size[0], last)
-    keyframes = tuple(chain(*(picture.keyframes(arch.compression.frames) for picture in placed)))
-    references = tuple(picture.reference for picture in placed if picture.reference)
+    placed = place_videos(spec, videos, arch.compression, size[0], last)
+    keyframes = tuple(chain(*(video.keyframes(arch.compression.frames) for video in placed)))
+    references = tuple(video.reference for video in placed if video.reference)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)

@@ -65,8 +65,8 @@ class SecondStageSpec:
     upsampler: str | None  # file, folder or REPO[/FILE]; None also: the one in the checkpoint's folder
     lora: tuple[str, ...] | None  # added to `lora` for this stage
     sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
-    keep_audio: bool | None  # take the sound of the first stage
-    temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the sound
+    keep_audio: bool | None  # take the audio of the first stage
+    temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
 
 class AttentionBackend(StrEnum):
@@ -138,9 +138,9 @@ class RunSpec:
     num_frames: int  # 8k + 1
     fps: float
     conditions: tuple[ConditionSpec, ...]
-    audio: AudioSpec | None  # its sound, which the picture follows; None: both are made
+    audio: AudioSpec | None  # its audio, which the video follows; None: both are made
     streams: Literal["both", "video", "audio"]  # what is made; the other is not run
-    image_crf: int  # constant rate factor of H.264 that pictures go through; 0: none
+    image_crf: int  # constant rate factor of H.264 that images go through; 0: none
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one

@@ -29,7 +29,7 @@ WORDS = {  # for kinds of conditions
     "mask": "mask",
 }
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
-CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a picture and without one
+CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a video and without one
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length

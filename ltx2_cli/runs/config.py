@@ -27,18 +27,18 @@ from ltx2_cli.request.profiles import (
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE, flow, key_lines
-from ltx2_cli.runs.asked import ANYTHING, Layers, asked_for, config_page, sized
+from ltx2_cli.runs.build_request import ANYTHING, Layers, collect_layers, config_page, resolve_size_options
 
 COLUMN = 44  # where origins begin, behind values that are not longer
 
 
 def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
     """Print the request of values by their keys."""
-    anything = {} if asked_for(typed, layers).values.get("prompt") else {"prompt": ANYTHING}
+    anything = {} if collect_layers(typed, layers).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
-    values = sized({**typed, **anything}, layers, report)
-    asked = asked_for({key: value for key, value in values.items() if key not in anything}, layers)
-    spec = validated_spec(asked_for(values, layers))
+    values = resolve_size_options({**typed, **anything}, layers, report)
+    asked = collect_layers({key: value for key, value in values.items() if key not in anything}, layers)
+    spec = validated_spec(collect_layers(values, layers))
     report.flush()
     if anything:
         spec = replace(spec, prompt="")

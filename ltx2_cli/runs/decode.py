@@ -15,7 +15,7 @@ from ltx2_cli.media.write import WAV, write_frames, write_mp4, write_wav
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import SECTION
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.runs.asked import Layers, note_environment
+from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import check_shapes, latents_request
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 
@@ -76,8 +76,8 @@ def decode(
     if session.dry_run:
         return
     report = session.measuring()
-    sound = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
-    streams = Streams({*kinds.values()} != {".wav"}, sound)
+    audio = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
+    streams = Streams({*kinds.values()} != {".wav"}, audio)
     media = decode_file(plan, file.read(), load(plan), report, streams)
     if not session.hosts.first:
         return

@@ -165,8 +165,8 @@ def _changed_weights(record: Mapping[str, Any], spec: RunSpec, made: int) -> Ite
 
 
 def _named_files(record: Mapping[str, Any], spec: RunSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The names of all files that a request reads, but for pictures and sounds, each with the files that are wanted of
-    a repository. A second stage that it leaves open is that of the record."""
+    """The names of all files that a request reads except images, videos and audio, each with the files needed of a
+    repository. A second stage that it leaves open is that of the record."""
     recorded, second = record.get("second_stage"), vars(spec.second_stage)
     section = {
         **(recorded if isinstance(recorded, Mapping) else {}),

@@ -18,7 +18,7 @@ from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import RANGES
-from ltx2_cli.runs.asked import config_page, note_environment
+from ltx2_cli.runs.build_request import config_page, note_environment
 from ltx2_cli.runs.make import make
 from ltx2_cli.runs.session import Session, request_facts, synchronized
 from ltx2_cli.runs.settings import RunSettings
@@ -43,14 +43,14 @@ class EditedClip:
     """The clip of an edit, opened."""
 
     edit: EditOptions
-    picture: Video
+    video: Video
     fps: float
     record: ConfigLayer | None
 
     @property
     def seconds(self) -> float:
-        """How long its picture lasts."""
-        return len(self.picture.frames) / self.fps
+        """The length of its video."""
+        return len(self.video.frames) / self.fps
 
     @property
     def references(self) -> list[object]:
@@ -69,7 +69,7 @@ class EditedClip:
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
-        replaced |= dict(zip(SIDES, self.picture.frames.shape[1:3], strict=True)) | {"fps": self.fps}
+        replaced |= dict(zip(SIDES, self.video.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": None, **given}
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
@@ -124,21 +124,21 @@ def _open(edit: EditOptions) -> EditedClip:
     stated: Any = record.values.get("fps") if record else None
     exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
     fps = asked if isinstance(asked, int | float) else (stated if exact else file.fps)
-    picture, step = read_whole_video(path, fps), RANGES["height"].step
-    size = dict(zip(SIDES, picture.frames.shape[1:3], strict=True))
+    video, step = read_whole_video(path, fps), RANGES["height"].step
+    size = dict(zip(SIDES, video.frames.shape[1:3], strict=True))
     set_to = {text.partition("=")[0] for text in edit.settings}
     if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
         settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
-    return EditedClip(edit, picture, fps, record)
+    return EditedClip(edit, video, fps, record)
 
 
 def _retaken(
     session: Session, clip: EditedClip, part: tuple[str, str], streams: str, num_frames: int | None
 ) -> RunSpec:
     start, stop = map(seconds_of, part, ("--from", "--to"))
-    count, fps, path = len(clip.picture.frames), clip.fps, clip.picture.path
+    count, fps, path = len(clip.video.frames), clip.fps, clip.video.path
     if start >= stop:
         later = start if stop < start else start + COMPRESSION / fps
         raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {later:g}s")
@@ -156,12 +156,12 @@ def _retaken(
 
 
 def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int | None) -> RunSpec:
-    count, fps = len(clip.picture.frames), clip.fps
+    count, fps = len(clip.video.frames), clip.fps
     added = round(seconds_of(seconds, "--seconds") * fps)
     if not added:
         raise UsageError(f"--seconds {seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
     if clip.references:
-        sentence = f"{clip.picture.path} followed references, which end with it, by an in-context LoRA"
+        sentence = f"{clip.video.path} followed references, which end with it, by an in-context LoRA"
         raise UsageError(sentence, f"--set lora=[] goes on without, or name the LoRAs to go on with: {option('lora')}")
     most = clip.request(session).num_frames
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1

@@ -36,7 +36,7 @@ GENERATOR = b'<meta name="generator" content="ltx2 gallery">'
 MAX_EMBEDDED = 2**28  # bytes of clips in a page; browsers open such a page within seconds
 MAX_TIMINGS = 2**22  # bytes of a file that --perf-dump wrote; a step has about 70
 ELSEWHERE = {"prompt", "seed", ASKED, PROVENANCE, CACHE, *OUTPUT_KEYS}  # keys of a record that are no settings
-SOUND_STEPS = 10  # a second, in place of frames, by which two sounds are compared
+AUDIO_STEPS = 10  # a second, in place of frames, by which two audio tracks are compared
 INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the provenance
 
 
@@ -122,7 +122,7 @@ def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageEr
         "seed": _seed(record.get("seed")),
         "size": f"{facts['width']}x{facts['height']}" if seen else "",
         "frames": facts["num_frames"] if seen else 0,
-        "fps": facts["fps"] if seen else SOUND_STEPS,
+        "fps": facts["fps"] if seen else AUDIO_STEPS,
         "seconds": facts["seconds"],
         "sound": facts["sample_rate"] is not None,
         "settings": dict(_settings(record)),

@@ -53,7 +53,7 @@ def inspect(path: Path) -> FileFacts:
         facts = {name: getattr(clip, name) for name in VIDEO_FACTS}
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if wav:
-        return _sound(path)
+        return _wav(path)
     if tensors or path.suffix == ".safetensors":
         return _tensors(path, path)
     if path.suffix not in RECORDS:
@@ -108,7 +108,7 @@ def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: FileFacts) 
     return {"kind": kind, "file": str(path), "bytes": path.stat().st_size, **stated, **facts, "record": record}
 
 
-def _sound(path: Path) -> FileFacts:
+def _wav(path: Path) -> FileFacts:
     """A WAV, with the record beside it where that is one of a sound made alone: a WAV has no place for its own."""
     seconds, rate = open_wav(path)
     facts = {"kind": "sound", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}

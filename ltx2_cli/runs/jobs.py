@@ -28,7 +28,7 @@ from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key, typed
-from ltx2_cli.runs.asked import Layers, asked_for, configured_spec, note_environment, sized
+from ltx2_cli.runs.build_request import Layers, build_request, collect_layers, note_environment, resolve_size_options
 from ltx2_cli.runs.done import check_same, is_done, owned_files
 from ltx2_cli.runs.lines import Line, job_values
 from ltx2_cli.runs.order import in_order, own_seed, shape_of
@@ -114,7 +114,7 @@ class Jobs:
         for setting in layers.settings:
             flatten(layer := read_setting(setting))
             self.given.update(layer.values)
-        asked_for(self.given, self.layers, session)
+        collect_layers(self.given, self.layers, session)
         self.results = deque[Result](maxlen=MOST_ROWS if settings.piped else None)
         self.counts = Counter[str]()  # by status
         self.failures = Counter[bool]()  # by whether a job may succeed another time
@@ -242,7 +242,8 @@ class Jobs:
         own = {key: value for key, value in values.items() if key not in SIZE_SHORTHANDS}
         common = {wish: text for wish, text in self.layers.wishes.items() if wish not in said_by_line}
         layers = replace(self.layers, wishes={**common, **wishes})
-        return configured_spec(sized({**base, **own}, layers, Report(), self.session), layers, self.session)
+        values = resolve_size_options({**base, **own}, layers, Report(), self.session)
+        return build_request(values, layers, self.session)
 
     def _check_places(self, values: Mapping[str, Any]) -> None:
         """Raise `UsageError` for a line that names a place outside of the output folder."""

@@ -10,7 +10,7 @@ from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
-from ltx2_cli.runs.asked import Layers, configured_spec
+from ltx2_cli.runs.build_request import Layers, build_request
 from ltx2_cli.runs.trust import Trust, check_trust
 from ltx2_cli.weights.checkpoint import shape_text
 
@@ -43,7 +43,7 @@ def latents_request(
             f"{file.path} does not say which model made it",
             f"{typed('model', 'NAME')} and, unless it is 24, {typed('fps', 'N')}",
         )
-    return configured_spec({"prompt": "a", "seed": 0, **values}, layers, trust)
+    return build_request({"prompt": "a", "seed": 0, **values}, layers, trust)
 
 
 def without_references(record: ConfigLayer) -> dict[str, object]:

@@ -42,7 +42,7 @@ class PastRun:
 
     steps: tuple[float, ...]  # of each stage: a step
     clip: float  # to decode and write one
-    reading: float  # text, pictures and sound of a request
+    reading: float  # text, images, videos and audio of a request
     compiling: float  # waiting for programs to be compiled, or read from the cache
     cold: bool  # some were compiled
     others: float  # from the program's start

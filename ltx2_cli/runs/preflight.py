@@ -36,9 +36,9 @@ FIXED_BY_RUN = "sharding".__ne__
 
 
 def check_published(request: Request, typed: Typed) -> None:
-    """Of a model that is not on this machine, before anything is downloaded: read the LoRAs, pictures and sounds that
-    are. Raises `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that does not fit its
-    devices."""
+    """Check a request whose model is not on this machine, before anything is downloaded: read the LoRAs, images, videos
+    and audio that are. Raises `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that
+    does not fit its devices."""
     spec = request.spec
     with suppress(UsageError):
         if local_path(spec.checkpoint, FOLDER_FILES) is not None:
@@ -142,7 +142,7 @@ def plan_facts(plan: Plan) -> Facts:
     headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
-    contents["pictures"] = "".join(picture.sha256 for picture in plan.input_videos).encode()
+    contents["pictures"] = "".join(video.sha256 for video in plan.input_videos).encode()
     contents["the sound"] = plan.input_audio.sha256.encode() if plan.input_audio else b""
     facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}

@@ -41,8 +41,8 @@ class Varied(NamedTuple):
     values: Sequence[Any]
 
 
-def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], picture: Path | None) -> None:
-    """Make a clip of each combination, and a sheet, named `picture`, of all that are there."""
+def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_path: Path | None) -> None:
+    """Make a clip of each combination, and a sheet, `sheet_path`, of all that are there."""
     jobs = Jobs(session, settings)
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
@@ -52,7 +52,7 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], pictur
     if count == 1 or count > MAX_VIDEOS:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
     place = Path(base.base_output_directory or "", slug(base.prompt) or "sweep")
-    sheet = user_path(picture or place.with_name(f"{place.name}-sweep.png"))
+    sheet = user_path(sheet_path or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
     content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)

@@ -42,8 +42,8 @@ def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | Non
     """The other files that a request reads: what each is, in words, its name, and its hash where that is stated."""
     for condition in values.get("conditions") or ():
         yield WORDS[condition.kind], condition.path, condition.sha256
-    if sound := values.get("audio"):
-        yield "sound", sound.path, sound.sha256
+    if audio := values.get("audio"):
+        yield "sound", audio.path, audio.sha256
     if noise := values.get("initial_noise"):
         yield "noise", noise, None
     profile = values.get(PROFILE_KEYS["sharding"]) or ""

@@ -14,7 +14,7 @@ from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.request.validation import validate
-from ltx2_cli.runs.asked import Layers, note_environment
+from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import latents_request
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 from ltx2_cli.runs.settings import RunSettings

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """A job that is planned, and how far it is. Its plan lacks the pictures, which are read again when it is made:
+    """A job that is planned, and how far it is. Its plan lacks the input videos, which are read again when it is made:
     those of all jobs would not fit into memory."""
 
     job: Job
@@ -256,7 +256,7 @@ class Worker:
             remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.compiled_fresh > 0)
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
-        """Of the run's plan with its pictures. Raises `UsageError` where these have changed."""
+        """Of the run's plan with its input videos. Raises `UsageError` where these have changed."""
         settings, place = self.jobs.settings, run_file(run.spec).path
         plan = replace(run.plan, input_videos=read_input_videos(run.plan.spec))
         wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)

@@ -18,7 +18,7 @@ from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.runs import gallery as module
-from ltx2_cli.runs.asked import config_page
+from ltx2_cli.runs.build_request import config_page
 from ltx2_cli.runs.gallery import gallery
 from program import run_program
 

@@ -18,7 +18,7 @@ from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.yaml import dump, parse
 from ltx2_cli.runs import upsample as command
-from ltx2_cli.runs.asked import Layers
+from ltx2_cli.runs.build_request import Layers
 from ltx2_cli.runs.decode import UNDENOISED
 from ltx2_cli.runs.latents import latents_request
 from parity import randomise

@@ -29,10 +29,10 @@ class BenchRun(ClipOptions, WishOptions):
         """Print the figures."""
         from ltx2_cli.cli.command_line import command_line
         from ltx2_cli.cli.values import layers, overrides
-        from ltx2_cli.runs.asked import sized_spec
+        from ltx2_cli.runs.build_request import build_sized_request
 
         report = reporter()
-        spec = sized_spec({"prompt": "a", "seed": "0", **overrides(self, output=None)}, layers(self), report)
+        spec = build_sized_request({"prompt": "a", "seed": "0", **overrides(self, output=None)}, layers(self), report)
         files = [Output(self.output, "-o")] if self.output else []
         check_outputs(files, read_files(spec, self.config), self.force)
         from ltx2_cli.runs.bench import bench

@@ -33,7 +33,7 @@ class Generate(RequestOptions, MakingOptions):
     def run(self, session: Session) -> None:
         """Make the clips, or only warm up, or print the plan."""
         from ltx2_cli.cli.values import layers, overrides, prompt_and_seeds, run_settings
-        from ltx2_cli.runs.asked import ANYTHING, sized_spec
+        from ltx2_cli.runs.build_request import ANYTHING, build_sized_request
         from ltx2_cli.runs.make import make
 
         with synchronized(session.hosts) as facts:
@@ -42,6 +42,6 @@ class Generate(RequestOptions, MakingOptions):
                 raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
             anything = {"prompt": ANYTHING} if self.warmup else {}
             values = {**anything, **overrides(self, **prompt_and_seeds(self.prompt, self.seed, self.words))}
-            spec = sized_spec(values, layers(self), session.report, session)
+            spec = build_sized_request(values, layers(self), session.report, session)
             facts |= request_facts(spec)
         make(session, spec, settings, Product.drafts if self.draft else Product.clips, self.config)

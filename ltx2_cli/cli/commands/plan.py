@@ -34,12 +34,12 @@ class Plan(ClipOptions, WishOptions):
         """Print the plan and its estimate."""
         from ltx2_cli.cli.command_line import command_line
         from ltx2_cli.cli.values import layers, overrides
-        from ltx2_cli.runs.asked import sized_spec
+        from ltx2_cli.runs.build_request import build_sized_request
 
         if self.dump_hlo:
             check_place(self.dump_hlo, "--dump-hlo", "FOLDER")
         report = reporter()
-        spec = sized_spec({"prompt": "a", **overrides(self)}, layers(self), report)
+        spec = build_sized_request({"prompt": "a", **overrides(self)}, layers(self), report)
         from ltx2_cli.runs.plan_page import print_plan
 
         print_plan(

@@ -34,7 +34,7 @@ def _attend(
 ) -> PartialAttention:
     assert key_weights is None
     # jax rounds the logarithms of cuDNN's own partial results to the dtype of the values: in bfloat16 that is a wrong
-    # weight. Queries that attend to parts are few, those of the sound.
+    # weight. Queries that attend to parts are few, those of the audio.
     if valid is not None:
         return in_query_blocks(queries, keys, values, valid)
     attended = jax.nn.dot_product_attention(queries, keys, values, scale=1.0, implementation="cudnn")

@@ -1,4 +1,4 @@
-"""A request by all that asks for it: values, the environment, a file or record, settings, a size in other words."""
+"""Build a request from its layers: values, the environment, a file or record, settings, sizes in other words."""
 
 import json
 import os
@@ -24,8 +24,8 @@ ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 @dataclass(frozen=True)
 class Layers:
-    """What a request is asked for in besides its values: a page below them and the environment, settings
-    (`dotted.key=value`) above, and the size and length in other words, by the names in `SIZE_SHORTHANDS`."""
+    """Layers of a request besides its values: a page below them and the environment, settings (`dotted.key=value`)
+    above; and its size and length in other words, by the names in `SIZE_SHORTHANDS`."""
 
     page: ConfigLayer | None = None
     file: Path | None = None  # that the page was read from
@@ -33,27 +33,29 @@ class Layers:
     wishes: Mapping[str, str] = field(default_factory=dict)
 
 
-def asked_for(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RequestLayers:
-    """What these values ask for with these layers. `trust` says whether a file may name what its reader does not
-    know; None: it is not used."""
+def collect_layers(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RequestLayers:
+    """The layers of the request of these values. `trust` says whether a file may name weights that its reader does not
+    know; None: no check."""
     asked = merge_layers(values, layers.page, layers.settings, read_environment(os.environ))
     return check_trust(asked, layers.page, trust) if trust else asked
 
 
-def configured_spec(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RunSpec:
-    """The request of `asked_for`, checked."""
-    return validated_spec(asked_for(values, layers, trust))
+def build_request(values: Mapping[str, object], layers: Layers, trust: Trust | None = None) -> RunSpec:
+    """The checked request of these values and layers."""
+    return validated_spec(collect_layers(values, layers, trust))
 
 
-def sized_spec(values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None) -> RunSpec:
-    """`configured_spec` of `sized` values; the report is told which variables of the environment it reads."""
+def build_sized_request(
+    values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None
+) -> RunSpec:
+    """As `build_request`, with sizes in other words; the report is told which environment variables are read."""
     note_environment(report, values, layers.settings)
-    return configured_spec(sized(values, layers, report, trust), layers, trust)
+    return build_request(resolve_size_options(values, layers, report, trust), layers, trust)
 
 
 def note_environment(report: Report, values: Mapping[str, object], settings: Sequence[str]) -> None:
-    """Say which variables of the environment a request reads where options ask for these values and --set for others,
-    and which it does not though they are called like it."""
+    """Report the environment variables that a request with these options and settings reads, and those with a similar
+    name that it does not."""
     typed = merge_layers(values, None, settings).layers[FLAG]
     if variables := [variable_name(key) for key in read_environment(os.environ) if key not in typed]:
         report.defer(f"from the environment: {', '.join(variables)}")
@@ -61,18 +63,18 @@ def note_environment(report: Report, values: Mapping[str, object], settings: Seq
         report.defer(sentence)
 
 
-def sized(
+def resolve_size_options(
     values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None
 ) -> Mapping[str, object]:
-    """`values` with the size and length that the layers wish; the report is told what they became. Raises `UsageError`
-    beside a value that says it in pixels or frames."""
+    """`values` with the size and length of --resolution, --aspect and --duration; the report is told the result. Raises
+    `UsageError` beside a value in pixels or frames."""
     resolution, aspect, duration = map(layers.wishes.get, ("resolution", "aspect", "duration"))
     asked = [text for text in (resolution, aspect, duration) if text is not None]
     if not asked:
         return values
     from ltx2_cli.plan.sizes import legal_lengths
 
-    spec, wished = configured_spec(values, layers, trust), dict[str, int]()
+    spec, wished = build_request(values, layers, trust), dict[str, int]()
     legal = legal_lengths(spec)
     if aspect is not None or resolution is not None:
         wished |= size_of(spec.width, spec.height, aspect, resolution, legal)
@@ -81,7 +83,7 @@ def sized(
     for key in wished.keys() & values.keys():
         wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
-    spec = configured_spec({**values, **wished}, layers, trust)
+    spec = build_request({**values, **wished}, layers, trust)
     length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
     report.defer(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
     return {**values, **wished}
