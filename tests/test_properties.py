@@ -322,7 +322,7 @@ def test_any_video_is_accepted_or_refused_in_a_sentence(
     answered(tmp_path, lambda: readings(plan)["mp4"](path))
 
 
-FLAGS = [*(f"--{name.replace('_', '-')}" for name in NAMES if "." not in name), "--draft", "--checkpoint-every"]
+FLAGS = [*(f"--{name.replace('_', '-')}" for name in NAMES if "." not in name), "--draft", "--save-run-every"]
 OPTIONS = st.sampled_from([flag for flag in FLAGS if flag not in RENAMED])  # a note is a line besides
 WORDS = st.lists(st.tuples(OPTIONS, TEXTS | NUMBERS.map(str)), max_size=2)
 

@@ -76,8 +76,8 @@ def command_session(options: SessionOptions) -> Iterator[Session]:
     if options.verbose and options.quiet:
         raise UsageError("--verbose and --quiet contradict each other", "leave one of them out")
     report = reporter(options.verbose) if hosts.first and not options.quiet else Report()
-    if isinstance(options, KeepOptions) and options.save_run is False and options.checkpoint_every != SAVE_EVERY:
-        report.defer("--checkpoint-every changes nothing, --no-checkpoint keeps nothing")
+    if isinstance(options, KeepOptions) and options.save_run is False and options.save_run_every != SAVE_EVERY:
+        report.defer("--save-run-every changes nothing, --no-save-run keeps nothing")
     settings = {name: vars(options)[name] for name in ("force", "trust", "dry_run", "strict", "as_json")}
     with open_session(hosts, report, command_line, began=STARTED, **settings) as session:
         yield session

@@ -187,10 +187,10 @@ class KeepOptions(Options):
         option(
             FILES,
             "Save an unfinished run for `ltx2 resume` in a .run file; default: if it takes over a minute.",
-            "--checkpoint/--no-checkpoint",
+            "--save-run/--no-save-run",
         ),
     ] = None
-    checkpoint_every: Annotated[float, SaveEvery] = SAVE_EVERY
+    save_run_every: Annotated[float, SaveEvery] = SAVE_EVERY
 
 
 @dataclass(kw_only=True)

@@ -18,9 +18,12 @@ REMOVED = {
 }
 # option before, with its value or after its command where it has the new name only there: option now
 RENAMED = {
-    "--resumable": "--checkpoint",
-    "--no-resumable": "--no-checkpoint",
-    "--keep-every": "--checkpoint-every",
+    "--resumable": "--save-run",
+    "--no-resumable": "--no-save-run",
+    "--keep-every": "--save-run-every",
+    "--checkpoint": "--save-run",
+    "--no-checkpoint": "--no-save-run",
+    "--checkpoint-every": "--save-run-every",
     "--stop-after stage1": "--draft",
     "--noise": "--init-noise",
     "retake --picture": "--video",

@@ -69,7 +69,7 @@ class RunCheckpointer:
         if stop:
             if keeping:
                 self._write(progress)
-            hint = f"`ltx2 resume {self.path}` goes on" if keeping else "it was not kept; --checkpoint keeps every run"
+            hint = f"`ltx2 resume {self.path}` goes on" if keeping else "it was not kept; --save-run keeps every run"
             raise InterruptedRunError(f"stopped {_where(self.plan, progress)}", hint)
         self.stop.listening = progress.current is not None
         if keeping and (progress.current is None or time.monotonic() - self.written >= self.every):

@@ -29,7 +29,7 @@ from ltx2_cli.request.yaml import MAX_TEXT
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
 EVERY = "keep_every"  # one that earlier versions did not write
 TEXT = "contexts."  # begins the names of contexts, before their connectors' name
-WANTED = "a file NAME.run, as `ltx2 generate --checkpoint` keeps beside the clip that it makes"
+WANTED = "a file NAME.run, as `ltx2 generate --save-run` keeps beside the clip that it makes"
 MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
 MAX_SIZE = 2**31
 

@@ -56,7 +56,7 @@ def execute_request(
         if settings.warmup:
             warm_up(plan, components, timings)
         else:
-            goal, keep = RunGoal(product, source=None), (settings.save_run, settings.checkpoint_every)
+            goal, keep = RunGoal(product, source=None), (settings.save_run, settings.save_run_every)
             preview = Preview(settings.preview, plan, session.report) if settings.preview else no_checkpoint
             path = run_file(plan.spec).path
             execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
@@ -126,7 +126,7 @@ def go_on(
     session.report.note(f"time: {expected_time(plan, product)}")
     timings, first = session.measuring(), not session.shown
     checkpointer = RunCheckpointer(
-        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.checkpoint_every
+        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every
     )
     history = tuple(source_history(file, spec.fps) for file in files)
     execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))

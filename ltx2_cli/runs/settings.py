@@ -13,7 +13,7 @@ class RunSettings:
     """How a run is carried out, beside its request. Raises `UsageError` for settings that contradict each other."""
 
     save_run: bool | None = None  # whether an unfinished run is kept; None: if it takes over a minute
-    checkpoint_every: float = SAVE_EVERY
+    save_run_every: float = SAVE_EVERY
     preview: Path | None = None
     no_compile: bool = False  # programs that are not in the cache are refused
     warmup: bool = False  # one step and no clip

@@ -260,7 +260,7 @@ class Worker:
         settings, place = self.jobs.settings, run_file(run.spec).path
         plan = replace(run.plan, input_videos=read_input_videos(run.plan.spec))
         wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)
-        told = (place, plan, GOAL, run.timings, wanted, settings.checkpoint_every)
+        told = (place, plan, GOAL, run.timings, wanted, settings.save_run_every)
         return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
 
     def _previewed(self, plan: Plan) -> OnProgress:

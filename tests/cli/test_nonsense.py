@@ -43,14 +43,14 @@ REFUSED = {
     "guidance that overflows": (["--guidance-scale", "1e38"], "guidance_scale 1e+38 is not in -100 to"),
     "more than all contrast": (["--guidance-rescale", "50"], "nearest: --guidance-rescale 1"),
     "never kept": (
-        ["--checkpoint-every", "inf"],
-        "--checkpoint-every 'inf' is not a number of at least 0 and of at most 604800",
+        ["--save-run-every", "inf"],
+        "--save-run-every 'inf' is not a number of at least 0 and of at most 604800",
     ),
     "no number": (
-        ["--checkpoint-every", "nan"],
-        "--checkpoint-every 'nan' is not a number of at least 0 and of at most 604800",
+        ["--save-run-every", "nan"],
+        "--save-run-every 'nan' is not a number of at least 0 and of at most 604800",
     ),
-    "before it begins": (["--checkpoint-every", "-1"], "--checkpoint-every '-1' is not a number of at least 0"),
+    "before it begins": (["--save-run-every", "-1"], "--save-run-every '-1' is not a number of at least 0"),
     "a wait of less than nothing": (
         ["--initialization-timeout", "-1"],
         "--initialization-timeout '-1' is not an integer of at least 1",

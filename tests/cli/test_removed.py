@@ -18,7 +18,7 @@ WORDS = {  # that a command needs
     "retake": [*CLIP, "--from", "0", "--to", "1"],
     "upsample": ["latents.safetensors"],
 }
-VALUES = {"--keep-every": ["5"], "--noise": ["FILE"]}
+VALUES = {"--keep-every": ["5"], "--checkpoint-every": ["5"], "--noise": ["FILE"]}
 
 
 @pytest.mark.parametrize("gone", REMOVED)

@@ -37,11 +37,11 @@ CASES = {
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
     "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"image_crf", "second_stage.temporal_upsample"}),
     "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),
-    "neither kept": (["--no-checkpoint", "--checkpoint-every", "5"], {"--checkpoint-every"}),
+    "neither kept": (["--no-save-run", "--save-run-every", "5"], {"--save-run-every"}),
     "all used": (
         ["--recipe", "two_stage", *typed(*ALL), *of_audio(*ALL), "--stg-blocks", "1", "--negative-prompt", "rain"]
         + [word for value in LATER for word in ("--set", value)]
-        + ["--image", "red.png", "--image-crf", "20", "--checkpoint-every", "5"],
+        + ["--image", "red.png", "--image-crf", "20", "--save-run-every", "5"],
         set(),
     ),
 }
@@ -66,4 +66,4 @@ def test_options_without_effect_are_said(
 
 def test_the_cases_have_every_key() -> None:
     keys = {short_name(key) for each in DEPENDENCES for key in each.keys}
-    assert keys == set().union(*(unused for _, unused in CASES.values())) - {"--checkpoint-every"}
+    assert keys == set().union(*(unused for _, unused in CASES.values())) - {"--save-run-every"}

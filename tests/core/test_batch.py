@@ -245,7 +245,7 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
     with monkeypatch.context() as patch:
         patch.setattr(RunCheckpointer, "_measure", stop)
-        code, results, err = batch(lines, "--checkpoint")
+        code, results, err = batch(lines, "--save-run")
     assert (code, [result["line"] for result in results]) == (130, [1])
     assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
     kept = Path("2-3.run").read_bytes()
@@ -257,7 +257,7 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
     assert [result["status"] for result in results] == ["failed", "failed", "to do"]
     assert results[1]["error"].startswith("2-3.run is an unfinished run")
     assert Path("2-3.run").read_bytes() == kept
-    code, results, err = batch(lines, "--checkpoint")
+    code, results, err = batch(lines, "--save-run")
     assert (code, [result["status"] for result in results]) == (0, ["skipped", "done", "done"])
     assert [line.split(":")[0] for line in err.splitlines() if "step" in line] == ["1 step", "2 steps"]
     once = fingerprints("2-3.yaml")

@@ -51,8 +51,8 @@ SEEDS = [
     "c.mp4",
     "--save-latents",
     "l.safetensors",
-    "--checkpoint",
-    "--checkpoint-every",
+    "--save-run",
+    "--save-run-every",
     "0",
 ]
 

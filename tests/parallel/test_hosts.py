@@ -176,7 +176,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
     then the same without interruption, as `replay` makes it, and every command that goes on from its files."""
     folder = tmp_path_factory.mktemp("hosts")
-    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--checkpoint"]
+    clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--save-run"]
     clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
     commands = [
         ["signal", "SIGTERM", "1", "0", "3"],

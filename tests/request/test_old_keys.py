@@ -1,5 +1,6 @@
 """Records and files with keys and values of earlier versions: read where they mean what is done now, else refused."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ltx2_cli import resolve
+from ltx2_cli.core.provenance import read_provenance
+from ltx2_cli.core.saved_run import open_saved_run
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
@@ -16,6 +20,7 @@ from ltx2_cli.request.yaml import dump, parse
 from program import run_program
 from sounds import tone
 
+BEFORE = Path(__file__).parent / "before"  # a run after 2 of 4 steps, and the record of its clip
 Ltx2 = Callable[..., tuple[int, str, str]]
 SIDES = {  # what earlier versions wrote into records
     "ltx-core": {
@@ -119,3 +124,23 @@ def test_old_streams_of_an_edited_clip_are_read(old: str, new: str, tmp_path: Pa
     edited = {"kind": "clip", "path": __file__, "anew": [1, 2], "streams": old}
     (page := tmp_path / "page.yaml").write_text(dump({"prompt": "rain", "conditions": [edited]}))
     assert [(each.streams, each.regenerate) for each in read_spec(config=page).conditions] == [(new, (1, 2))]
+
+
+def test_a_run_and_a_record_of_before_are_read(ltx2: Ltx2) -> None:
+    Path("ball.run").write_bytes(gzip.decompress((BEFORE / "ball.run.gz").read_bytes()))
+    kept = open_saved_run(Path("ball.run").absolute())
+    state = kept.progress(resolve(kept.spec({"sharding": "single"})))
+    assert (state.phase, state.batch, state.step, state.written, kept.every) == (0, 0, 2, 0, 0)
+    assert state.current is not None
+    assert [stream.shape for stream in (*state.current, *state.contexts["connectors"])] == [
+        (1, 4, 32),
+        (1, 9, 32),
+        (1, 32, 128),
+        (1, 32, 64),
+    ]
+    assert ltx2("resume", "ball.run", "--sharding", "single", "--allow-changes", "--dry-run")[0] == 0
+    Path("ball.yaml").write_bytes((BEFORE / "ball.yaml").read_bytes())
+    latents = read_provenance(parse(Path("ball.yaml").read_text()), "ball.yaml").latents
+    assert [stream.size for stream in latents["final"]] == [128, 288]
+    code, out, _ = ltx2("config", "show", "--config", "ball.yaml")
+    assert (code, "num_inference_steps: 4 " in out) == (0, True)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ltx2_cli"
 SMALL = {"model": "demo", "height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
 BALL = {**SMALL, "prompt": "a red ball", "seed": 1}
-KEPT = RunSettings(save_run=True, checkpoint_every=0)
+KEPT = RunSettings(save_run=True, save_run_every=0)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ltx2_cli.runs.session import Session
 class Resume(SessionOptions):
     """Continue an unfinished run to the same bytes as an uninterrupted one.
 
-    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --checkpoint    # interrupted
+    ltx2 generate --prompt "a fox yawns" -o out/fox.mp4 --save-run    # interrupted
     ltx2 resume out/fox.run
     """
 
@@ -33,7 +33,7 @@ class Resume(SessionOptions):
     output: OutputFile = None
     save_latents: SaveLatents = None
     allow_changes: Annotated[bool, option(FILES, "Accept other versions or devices than before.")] = False
-    checkpoint_every: Annotated[Real, SaveEvery] = None
+    save_run_every: Annotated[Real, SaveEvery] = None
     sharding: Sharding = None
     compile_cache: CompileCache = None
 
@@ -43,4 +43,4 @@ class Resume(SessionOptions):
 
         places = {name: getattr(self, name) for name in ("output", "save_latents", "sharding", "compile_cache")}
         given = {name: str(value) for name, value in places.items() if value}
-        resume(session, self.saved, given, self.allow_changes, self.checkpoint_every)
+        resume(session, self.saved, given, self.allow_changes, self.save_run_every)
