@@ -1,6 +1,6 @@
-"""Cycles of one kernel by its final schedule, in the text that libtpu dumps: bundles of instructions, one a cycle. The
-scalar instructions that decide about branches and copies are executed, so that each bundle counts as often as it is
-issued. What it waits for, copies above all, does not count."""
+"""Cycles of one kernel from its final schedule, a text that libtpu dumps: bundles of instructions, one for each cycle.
+The scalar instructions that branches and copies depend on are executed, so that each bundle counts as often as it is
+issued. Stalls, mostly for copies, do not count."""
 
 import operator
 import re
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 GRANULE = 32  # bytes; the unit of a copy's size
-MATMUL = {"f32": 2}  # cycles of all matrix units together for one of their instructions: for 8 rows of these numbers
-USUAL_MATMUL = 4  # for 16 rows of bfloat16
-MOST_BUNDLES = 10_000_000  # that are executed of one kernel
-UNKNOWN = 1  # what counts for results that are not scalar
-ARGUMENT = 0x01010101  # and for a word of a kernel's arguments: rows attend, and blocks, of which four share a word
+MATMUL = {"f32": 2}  # cycles of all matrix units together for one matmul instruction, of 8 rows of this type
+USUAL_MATMUL = 4  # of 16 rows of bfloat16
+MOST_BUNDLES = 10_000_000  # executed for one kernel
+UNKNOWN = 1  # assumed value of results that are not scalar
+ARGUMENT = 0x01010101  # assumed word of a kernel's arguments: four flags, all set (rows and blocks attend)
 
 _BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) [^{\n]*\{", re.MULTILINE)
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
 _COMMENT = re.compile(r"/\*.*?\*/|\}.*", re.DOTALL)
 _BRANCH = re.compile(r"%\w+ = sbr\.rel .*target = \$region(\d+)")
-# `dma.general` says by a comment where it stays on the core, as between cores of other devices; without one it copies a
-# window of an array in HBM.
+# `dma.general` has a comment if the copy stays on the core, also between cores of other devices; without it, it copies
+# a window of an array in HBM.
 _COPY = re.compile(
     r"%\w+ = dma\.(?:hbm_to_vmem|vmem_to_hbm|general(?!.*vmem-to-vmem)) .*?/\*size_in_granules=\*/([^,]+),", re.DOTALL
 )
@@ -33,8 +33,8 @@ _SELECT = re.compile(r"\((!?)%\w+?_(p\d+), ([^)]*)\), (.*)")  # where the predic
 _DIVISION = re.compile(r"%(\d+) = sdivrem\.u32 (.*) /\* k(Div|Rem) \*/", re.DOTALL)
 _OPERAND = re.compile(r"%\w+?_([sp]\d+)|\[smem:(\[#.*\])\]|(\d+)$|%(\d+)$")
 
-Operand = str | int  # a register, which a place in scalar memory counts as; a number
-Condition = tuple[str, bool]  # a predicate register, and the value of it under which something happens
+Operand = str | int  # a register or place in scalar memory; a number
+Condition = tuple[str, bool]  # a predicate register, and its value that enables an instruction
 
 
 class Instruction(NamedTuple):
@@ -47,19 +47,19 @@ class Instruction(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """What of a bundle decides how often others are issued, or copies from or to HBM."""
+    """The parts of a bundle that count: scalar instructions, copies from and to HBM, branches."""
 
     address: int
     instructions: list[Instruction]
     copies: list[tuple[Operand, Condition | None]]  # granules
-    branches: list[tuple[str, Condition | None]]  # the region that follows
+    branches: list[tuple[str, Condition | None]]  # target region
 
 
 class Issued(NamedTuple):
-    """What a kernel does from its begin to its end."""
+    """Totals of one run of a kernel."""
 
-    cycles: int  # in each of which a bundle is issued
-    matrix_cycles: int  # in which the matrix units multiply, if all are always busy
+    cycles: int  # issued bundles
+    matrix_cycles: int  # of its matmul instructions, with all matrix units always busy
     copied_bytes: int  # from and to HBM
 
 
@@ -91,14 +91,14 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 
 
 def issued(text: str, branch_delay: int = 4, bounds_hold: bool = True) -> Issued:
-    """The instructions and copies of a kernel, by the text of its file `...-final_bundles.txt`, where all of its
-    comparisons of floating-point numbers hold or none. `branch_delay` is that of the `Chip`. Raises `ValueError` for
-    another text, and for a kernel without an end."""
+    """Totals of a kernel from the text of its file `...-final_bundles.txt`. `bounds_hold`: all of its comparisons of
+    floating-point numbers are true, else all false. `branch_delay` is that of the `Chip`. Raises `ValueError` for
+    another text, and for a kernel that does not end."""
     if not (places := [*_BUNDLE.finditer(text)]):
         raise ValueError("this is not the text of a schedule: it has no bundles")
     ends = [place.start() for place in places[1:]] + [len(text)]
     bundles, regions = [], dict[str, int]()
-    products = list[int]()  # the address of an instruction for matrix units, once for each of its cycles
+    products = list[int]()  # the address of each matmul instruction, once for each of its cycles
     for place, end in zip(places, ends, strict=True):
         body, address = text[place.end() : end], int(place[1], 16)
         for region in _REGION.findall(body):
@@ -121,11 +121,11 @@ def _bundle(address: int, body: str) -> Bundle:
             bundle.copies.append((_operands(copy[1])[0], _condition(part)))
         elif branch := _BRANCH.match(part):
             bundle.branches.append((branch[1], _condition(part)))
-        elif division := _DIVISION.match(part):  # whose result a later bundle takes, by its number
+        elif division := _DIVISION.match(part):  # a later bundle reads its result by this number
             bundle.instructions.append(_instruction(division[1], f"sdivrem.{division[3]}", division[2]))
         elif store := _STORE.match(_COMMENT.sub("", part)):
             bundle.instructions.append(_instruction(store[2], store[1], store[3]))
-        elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2] != "sphi":  # its result is in its place
+        elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2] != "sphi":  # it changes no value
             bundle.instructions.append(_instruction(*scalar.groups()))
     return bundle
 
@@ -149,7 +149,7 @@ def _operands(text: str) -> tuple[Operand, ...]:
 
 
 def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
-    """The bundles with a branch, a copy, or an instruction on whose result one of these depends."""
+    """The bundles with a branch, a copy, or an instruction that one of these depends on."""
     kept = [bundle for bundle in bundles if any(bundle[1:])]
     instructions = [instruction for bundle in kept for instruction in bundle.instructions]
     needed, size = set[Operand](), -1
@@ -165,7 +165,7 @@ def _deciding(bundles: Iterable[Bundle]) -> list[Bundle]:
 
 
 class _Registers(dict[Operand, int]):
-    """What the registers hold, and the places of scalar memory, which begin with a bracket."""
+    """Values of registers, and of places in scalar memory, whose names begin with a bracket."""
 
     def __init__(self, bounds_hold: bool) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _Registers(dict[Operand, int]):
         return condition is None or bool(self[condition[0]]) == condition[1]
 
     def results(self, bundle: Bundle) -> Iterator[tuple[str, int]]:
-        """What the instructions of a bundle change, each by the values before it."""
+        """The registers that a bundle changes, with new values computed from the values before it."""
         for result, function, operands, condition in bundle.instructions:
             if not self.holds(condition):
                 continue
@@ -194,13 +194,13 @@ class _Registers(dict[Operand, int]):
 def _run(
     bundles: Sequence[Bundle], registers: _Registers, regions: Mapping[str, int], end: int, delay: int
 ) -> tuple[Mapping[tuple[int, int], int], int]:
-    """Execute a kernel until the address `end`, behind its last bundle: how often it goes from one address to another
-    without a jump, and the granules that it copies. A branch does nothing in the delay of one that is taken, which
-    ends where another region starts."""
+    """Execute a kernel up to the address `end`, behind its last bundle. Returns the number of runs of each span of
+    addresses without a jump, and the copied granules. A branch has no effect in the delay of a taken one, which ends
+    where another region starts."""
     addresses = [bundle.address for bundle in bundles]
     starts = [*sorted(regions.values()), end]
     spans, granules, place, start = Counter[tuple[int, int]](), 0, 0, 0
-    leave = follow = end  # the address behind a branch that is taken, and the one where it goes
+    leave = follow = end  # the address behind a taken branch, and its target
     for _ in range(MOST_BUNDLES):
         if place == len(bundles) or addresses[place] >= leave:
             spans[start, leave] += 1

@@ -1,4 +1,4 @@
-"""Programs compiled for devices that may be absent: memory, text, and collectives by XLA's text, which numbers devices
+"""Programs compiled for devices that may be absent: memory, text, and collectives from XLA's text. That numbers devices
 by their place in the mesh's array, row by row."""
 
 import math
@@ -21,7 +21,7 @@ from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
 from ltx2_cli.parallel.links import seconds_per_byte
 
 Groups = list[tuple[int, ...]]
-# How libtpu states what a program that is too large would need: of all memory, or of temporaries alone.
+# How libtpu states the memory of a program that is too large: all of it, or temporaries alone.
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT])\w* of|temporaries \(([\d.]+)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Bytes that a device sends for each byte of its result, in a group of n: the minimum, which a ring algorithm reaches.
@@ -48,21 +48,21 @@ _MESH_PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a program, as one device sees it. A loop whose number of iterations is an argument of the
-    program counts as one iteration in `times` and `sent_bytes`."""
+    """One collective of a program, on one device. A loop whose number of iterations is an argument of the program
+    counts as one iteration in `times` and `sent_bytes`."""
 
     kind: str  # a key of SENT
-    axes: tuple[str, ...]  # of the mesh, along which the devices lie
-    devices: int  # that take part together
+    axes: tuple[str, ...]  # of the mesh: the devices lie along them
+    devices: int  # in a group
     results: tuple[str, ...]  # `bf16[1024,512]`; several where XLA combined several collectives
-    bytes: int  # that a device sends each time it runs
-    times: int  # how often it runs
-    sent_bytes: int  # that a device sends for it in all
-    seconds: float | None  # that this takes at the published rates of links; None: they are not known
-    asynchronous: bool  # started before its result is asked for; otherwise arithmetic waits
-    in_traced_loop: bool  # whether it runs more often than `times`
-    loops: Loops  # iterations of each loop around it, outermost first; None where the program is given the number
-    op_name: str  # path of the operation that it was made for
+    bytes: int  # sent by a device in one run of it
+    times: int  # number of runs
+    sent_bytes: int  # sent by a device in all runs
+    seconds: float | None  # of all runs at the published rates of links; None: unknown rates
+    asynchronous: bool  # started before its result is needed; otherwise arithmetic waits
+    in_traced_loop: bool  # it runs more often than `times`
+    loops: Loops  # iterations of each loop around it, outermost first; None: an argument of the program
+    op_name: str  # path of its operation in the traced function
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Compiled:
     """A compiled program on one device."""
 
     name: str
-    network: str | None  # whose weights it takes
-    stage: int  # index of the plan's stage whose loop it belongs to
+    network: str | None  # the network whose weights it reads
+    stage: int  # index of the plan's stage
     compile_seconds: float
     memory: Memory
-    activation_bytes: int  # beside the weights of networks among its arguments, as far as it reads them
+    activation_bytes: int  # the peak without the weights that it reads
     collectives: tuple[Collective, ...]
     text: str  # optimised HLO
-    cycles: Cycles | None = None  # None where the device is no TPU known here
+    cycles: Cycles | None = None  # None unless the device is a known TPU
 
     @property
     def sent_bytes(self) -> int:
@@ -107,7 +107,7 @@ class CompileFailure:
     network: str | None
     stage: int
     reason: str  # a line
-    needed_bytes: int | None  # of a device where it is too large, 0 if the compiler does not say; None: another reason
+    needed_bytes: int | None  # if it is too large, 0: not stated by the compiler; None: another reason
 
 
 def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
@@ -158,8 +158,8 @@ def write_hlo(programs: Iterable[Compiled], folder: Path) -> None:
 
 
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
-    """All collectives in `compiled.as_text()` of a program for the devices of `mesh`, in order, with those of all
-    branches of a conditional. Raises `ValueError` for any other text."""
+    """All collectives in `compiled.as_text()` of a program for the devices of `mesh`, in order, including all branches
+    of a conditional. Raises `ValueError` for any other text."""
     texts, entry = computations(text)
     distinct: dict[object, Collective] = {}
     started = "".join(
@@ -211,7 +211,7 @@ def _collective(line: str, match: re.Match[str], loops: Loops, asynchronous: boo
 def groups(attributes: str, devices: int) -> Groups:
     """The devices of each group of a collective, or the two of each pair of a permutation. `{{0,1},{2,3}}` lists them;
     `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)` count, transpose, and cut into rows; `mesh['a'=2,'b'=2],
-    device_ids=([2,2]T(1,0)) {'a'}` names axes of a mesh of its own. Without any, all take part."""
+    device_ids=([2,2]T(1,0)) {'a'}` names axes of another mesh. Without any, all devices are one group."""
     if listed := _LISTED.search(attributes):
         return [tuple(_numbers(group)) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
     if counted := _COUNTED.search(attributes):

@@ -1,7 +1,7 @@
-"""Cycles of a compiled program on a TPU, by two clocks of its compiler. The schedule's: of each kernel the bundles that
-it issues, or what its products or its copies from and to HBM take at the chip's rate, the longest. XLA's: the estimates
-in its text, by which it chooses, and 60 % of the chip's rate for Pallas' attention, of which it knows nothing; other
-Pallas kernels count as by the schedule. Collectives and copies beside the kernels are in neither."""
+"""Cycles of a compiled program on a TPU, by two clocks of its compiler. The schedule: for each kernel the longest of
+its issued bundles, its matmuls, and its copies from and to HBM at the chip's rates. XLA: the estimates in its text,
+which guide its choices, and 60 % of the chip's rate for Pallas attention kernels, which it does not estimate; other
+Pallas kernels count as in the schedule. Collectives and parallel copies are in neither."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from ltx2_cli.chips import Chip
 from ltx2_cli.estimate.bundles import Issued, issued
 from ltx2_cli.estimate.hlo import Loops, callees, computations, lines, sources
 
-KERNEL_RATE = 0.6  # of the chip's, of attention kernels by XLA's clock
+KERNEL_RATE = 0.6  # of the chip's rate: attention kernels by XLA's clock
 SCOPES = {
     "self_attention": "self-attention",
     "text_attention": "text",
@@ -29,7 +29,7 @@ SCOPES = {
 }
 LAYERS, OUTSIDE = "else in the layers", "outside the layers"
 SCHEDULE, XLA = "the compiler's schedule", "XLA's estimates, for want of a schedule"
-REMARKS = {  # what the figures leave out, with the millions of cycles of Pallas kernels
+REMARKS = {  # omissions of the figures, with the millions of cycles of Pallas kernels
     SCHEDULE: "collectives, parallel copies and stalls; {:.3g} M are Pallas kernels, their scalar arguments ones",
     XLA: "collectives and stalls; {:.3g} M are Pallas kernels, at 60 % of the chip's rate",
 }
@@ -38,7 +38,7 @@ FLAGS = (
     "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=false"
     " --xla_jf_dump_llo_pass_label_regex=^(final_bundles|deduplication-map)$"
 )
-NEVER = 2**62  # an estimate above it is none
+NEVER = 2**62  # larger estimates are none
 
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = .*? ([a-z][a-z0-9\-]*)\(")
@@ -57,21 +57,21 @@ _ALIKE = re.compile(r"^key:(\S+)\nordinal:\d+\nequivalent_hlos\[.*\]:\n((?:  .*\
 
 @dataclass(frozen=True)
 class Cycles:
-    """What one run of a program takes on a device, by its compiler. A loop of unknown length counts as one turn."""
+    """Cycles of one run of a program on a device, by its compiler. A loop of unknown length counts as one iteration."""
 
     clock: str  # SCHEDULE, or XLA where there is no schedule
     by_scope: dict[str, float]
-    kernels: float  # of all that, in Pallas kernels, whose scalar arguments count as ones
-    searching: float  # more, where no bound of a kernel's scores holds and it looks for each query's largest
-    products: float  # that all products would take alone, as they are laid out; 0 by XLA's clock
-    dearest: str  # instruction that is no product, and the line of its source
+    kernels: float  # the part in Pallas kernels, with ones for their scalar arguments
+    searching: float  # additional, if no bound of the attention scores holds and kernels search each query's maximum
+    products: float  # of matrix products alone, in their layouts; 0 by XLA's clock
+    dearest: str  # the costliest instruction except matrix products, and the line of its source
     dearest_cycles: float
-    by_xla: float  # in all, by the other clock
-    hertz: float  # of the cores, at which they reach the published rate
+    by_xla: float  # total by the other clock
+    hertz: float  # clock rate of the cores, from the published rate of operations
 
     @property
     def total(self) -> float:
-        """Cycles in all."""
+        """All cycles."""
         return sum(self.by_scope.values())
 
     @property
@@ -81,7 +81,7 @@ class Cycles:
 
 
 class _Item(NamedTuple):
-    """One instruction of a program, as often as it runs."""
+    """Cycles of all runs of one instruction of a program."""
 
     name: str
     scope: str
@@ -96,8 +96,8 @@ class _Item(NamedTuple):
 
 @contextmanager
 def dumped_schedules() -> Iterator[None]:
-    """If libtpu starts in the body, it writes the schedules of what it compiles into a folder that is removed at the
-    end. It reads its flags once in a process."""
+    """If libtpu starts in the body, it writes the schedules of all programs that it compiles into a folder that is
+    removed at the end. It reads its flags once in a process."""
     before = os.environ.get(VARIABLE)
     with TemporaryDirectory(prefix="ltx2-schedules-") as folder:
         os.environ[VARIABLE] = " ".join(filter(None, (before, FLAGS.format(folder))))
@@ -111,7 +111,7 @@ def dumped_schedules() -> Iterator[None]:
 
 
 def clear_schedules() -> None:
-    """Remove the schedules of what was compiled until now."""
+    """Remove all schedules."""
     for file in _files():
         file.unlink()
 
@@ -122,13 +122,13 @@ def _files() -> list[Path]:
 
 
 def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
-    """The cycles of the program that was compiled last, by its optimised HLO; None for what is no TPU known here."""
+    """The cycles of the program that was compiled last, from its optimised HLO; None unless a known TPU."""
     if chip is None or not chip.flops_per_cycle:
         return None
     schedules = _schedules()
     try:
         items = [*_items(text, schedules, chip)]
-    except ValueError:  # written by another libtpu, in another way
+    except ValueError:  # the format of another libtpu
         schedules = {}
         items = [*_items(text, schedules, chip)]
     clock = attrgetter("scheduled" if schedules else "estimated")
@@ -150,7 +150,7 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
 
 
 def _schedules() -> dict[str, Path]:
-    """The file of each kernel of what was compiled last, by the names of the instructions that it is for."""
+    """The schedule files of the program that was compiled last, by the names of their instructions."""
     files = {match[1]: file for file in _files() if (match := _KERNEL_FILE.fullmatch(file.name))}
     for table in (file for file in _files() if file.name.endswith("-deduplication-map.txt")):
         for name, alike in _ALIKE.findall(table.read_text()):
@@ -159,7 +159,7 @@ def _schedules() -> dict[str, Path]:
 
 
 def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_Item]:
-    """What the core runs, one after the other."""
+    """The instructions that the core runs, in order."""
     texts, entry = computations(text)
     places, rate = sources(text), chip.flops_per_cycle
     bytes_per_cycle = rate * chip.hbm_bandwidth / chip.flops
@@ -175,7 +175,7 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
             kernel = _issued(schedules[name], chip.branch_delay)
             products = kernel.matrix_cycles
             scheduled = _longest(kernel, bytes_per_cycle)
-            estimated = estimated or scheduled  # nothing else is known of a Pallas kernel without attention
+            estimated = estimated or scheduled  # XLA has no estimate of a Pallas kernel without attention
             if is_kernel:
                 searching = _longest(_issued(schedules[name], chip.branch_delay, False), bytes_per_cycle) - scheduled
         if scheduled or estimated:
@@ -193,12 +193,12 @@ def _issued(file: Path, branch_delay: int, bounds_hold: bool = True) -> Issued:
 
 
 def _longest(kernel: Issued, bytes_per_cycle: float) -> float:
-    """Cycles of a kernel's bundles, its products, or its copies, which take as long as the longest of these."""
+    """The longest of a kernel's cycles: of its bundles, its matmuls and its copies."""
     return max(kernel.cycles, kernel.matrix_cycles, kernel.copied_bytes / bytes_per_cycle)
 
 
 def _scope(texts: Sequence[str], loops: Loops) -> str:
-    """By the name of the operation that an instruction was made for, else by those inside it."""
+    """The scope of an instruction, from the name of its operation, else from those inside it."""
     for path in (path for text in texts for path in _OP_NAME.findall(text)):
         for scope, name in SCOPES.items():
             if scope in path:
@@ -212,8 +212,8 @@ def _source(texts: Sequence[str], places: Mapping[int, str]) -> str:
 
 
 def attention_flops(line: str) -> int:
-    """Operations of a Pallas kernel that has queries, keys and values among its operands, those on padding as well; 0
-    of another."""
+    """Operations of a Pallas kernel with queries, keys and values among its operands, including padding; 0 for
+    another."""
     operands = _OPERANDS.search(line)
     arrays = [[int(n) for n in dims.split(",")] for dims in _ARRAY.findall(operands[1])] if operands else []
     for query, key, value in zip(arrays, arrays[1:], arrays[2:], strict=False):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-Loops = tuple[int | None, ...]  # iterations of each, outermost first; None where the program is given the number
+Loops = tuple[int | None, ...]  # iterations of each, outermost first; None: an argument of the program
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$", re.MULTILINE)
 _WHILE = re.compile(r" while\(.*condition=%(?P<condition>[\w.\-]+), body=%(?P<body>[\w.\-]+)")

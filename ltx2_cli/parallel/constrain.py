@@ -36,7 +36,7 @@ def device() -> jax.Device:
 
 
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """`x` laid out by its logical axes under the active plan; `x` itself where none is active."""
+    """`x` laid out by its logical axes under the active plan; unchanged without a plan."""
     plan = _active.get()
     if plan is None:
         return x
@@ -44,7 +44,8 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 
 
 def constrain_and_keep_row_major(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """`constrain`, then `keep_row_major` of each device's part: of the whole array, every device would gather it."""
+    """`constrain`, then `keep_row_major` of each device's part. On the whole array it would make every device
+    gather."""
     plan = _active.get()
     if plan is None:
         return x

@@ -21,7 +21,7 @@ FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
 GROUPS = Path("/sys/fs/cgroup")
 DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
-RESERVE = 0.1  # of what jax allocates of a GPU: no estimate has its libraries' workspaces, and no card was measured
+RESERVE = 0.1  # of jax's allocation on a GPU: no estimate has its libraries' workspaces, and no card was measured
 RESERVE_REMARK = f"{RESERVE:.0%} kept for cuDNN's workspaces, autotuning and fragmentation; not measured"
 
 

@@ -1,4 +1,4 @@
-"""The one place that calls `jax.jit`: a function is compiled under the sharding plan that its layers ask for."""
+"""The one place that calls `jax.jit`, under the sharding plan of a function's layers."""
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -11,9 +11,9 @@ from ltx2_cli.chips import chip
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 
-# By platform: XLA for the CPU leaves convolutions to a library, over wide ones for up to twice its own code's time.
+# By platform. XLA for the CPU hands convolutions to a library, which takes up to twice as long for wide ones.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
-PROGRAMS = 64  # that stay loaded; of some ten sizes
+PROGRAMS = 64  # compiled functions that stay loaded: about ten sizes
 
 
 @lru_cache(PROGRAMS)
@@ -26,9 +26,9 @@ def jitted(
     sizes: Hashable = None,
     **static: Any,
 ) -> Any:
-    """`function` under a sharding plan with its static arguments, compiled to lay its results out so; once for the same
-    arguments. `convolves`: its work is convolutions. `sizes` are those of its arguments: what was compiled for others
-    leaves the devices once `PROGRAMS` are newer."""
+    """`jax.jit` of `function` with its static arguments, traced under a sharding plan; cached by all arguments.
+    `convolves`: its work is convolutions, with compiler options of their own. `sizes`, of its arguments, make the cache
+    an entry for each: programs of old sizes leave the devices after `PROGRAMS` newer ones."""
 
     @wraps(function)
     def bound(*arguments: Any) -> Any:
@@ -40,7 +40,7 @@ def jitted(
 
 
 def jitted_once(function: Callable[..., Any], out_shardings: Any, donate: tuple[str, ...] = ()) -> Any:
-    """`function`, whose work asks for no plan, compiled; its caller keeps the program."""
+    """`jax.jit` of a function that needs no sharding plan, without a cache: its caller keeps the program."""
     return jax.jit(function, out_shardings=out_shardings, donate_argnames=donate)
 
 

@@ -1,8 +1,8 @@
-"""How long devices of one slice or host send at the published rates, as their links join them.
+"""Time of collectives between the devices of one slice or host, from the topology of their links and published rates.
 
 Chips of a TPU slice form a grid with a link between neighbours, and where the slice is large enough, between the ends
 of each axis; the devices of one chip share its links, and have one between them. A GPU has one link, which reaches all
-others. Links carry bytes in both directions at once. What a link takes for the first byte does not count.
+others. Links carry bytes in both directions at once. Latency does not count.
 """
 
 from collections import defaultdict
@@ -18,9 +18,9 @@ from ltx2_cli.chips import Chip, chip
 from ltx2_cli.parallel.devices import slice_index
 
 Groups = Sequence[Sequence[jax.Device]]
-Place = tuple[int, ...]  # coordinates of a chip, and behind them the number of the device on it
+Place = tuple[int, ...]  # coordinates of a chip, then the number of the device on it
 Message = tuple[Place, Place, float]  # from, to, bytes
-Link = tuple[int, int, Place]  # axis, step along it, where it begins
+Link = tuple[int, int, Place]  # axis, step along it, start
 ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
 
 
@@ -36,17 +36,17 @@ class Grid(NamedTuple):
         return all(size % unit == 0 for size, unit in zip(self.sizes, self.chip.torus, strict=False))
 
     def seconds(self, messages: Iterable[Message]) -> float:
-        """Until the link that carries most is done."""
+        """Seconds until the busiest link is done."""
         busy = defaultdict[Link, float](float)
         for source, target, size in messages:
-            for link, share in self.route(source, target):
+            for link, part in self.route(source, target):
                 on_chip = link[0] == len(self.sizes) - 1
-                busy[link] += size * share / (self.chip.die_bandwidth if on_chip else self.chip.link_bandwidth)
+                busy[link] += size * part / (self.chip.die_bandwidth if on_chip else self.chip.link_bandwidth)
         return max(busy.values(), default=0.0)
 
     def route(self, source: Place, target: Place) -> Iterator[tuple[Link, float]]:
-        """The links between two devices along one axis after the other, the shorter way around, and the share of a
-        message that each carries: half where both ways are as long."""
+        """The links between two devices, axis by axis, the shorter way around, each with the part of a message that it
+        carries: half where both ways are equally long."""
         for axis, size in enumerate(self.sizes):
             ahead, on_chip = target[axis] - source[axis], axis == len(self.sizes) - 1
             ways = {ahead}
@@ -63,8 +63,8 @@ class Grid(NamedTuple):
 
 
 def seconds_per_byte(kind: str, groups: Groups) -> float | None:
-    """The time of a collective in which each device sends a byte, and all groups take part at once; None where nothing
-    is published of the devices, or of the network between slices that it crosses."""
+    """The time of a collective in which each device sends a byte, in all groups at once; None without published rates
+    of the devices, or of the network between slices if it crosses that."""
     first = groups[0][0]
     if (known := chip(first.device_kind)) is None:
         return None

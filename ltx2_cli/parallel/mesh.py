@@ -24,7 +24,7 @@ skip_absent_tpu()  # all that uses devices imports this module
 
 Rules = tuple[tuple[str, str], ...]  # logical axis, mesh axis
 LANES = 128  # columns of a TPU's tile
-SUBLANES = 8  # its rows, where a profile does not say
+SUBLANES = 8  # its rows, unless a profile says otherwise
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class ShardingPlan:
         return NamedSharding(self.mesh, PartitionSpec(*_lookup(self.weights, axes)))
 
     def place(self, weight: Weight) -> NamedSharding | Format:
-        """The sharding of a weight, with its order and tiles in memory where the device does not choose them."""
+        """The sharding of a weight, with its order and tiles in memory unless the device chooses them."""
         sharding, layout = self.weight(weight.axes), self._layout(weight)
         return Format(layout, sharding) if layout else sharding
 
     def layer_order(self, weight: Weight) -> Layout | None:
-        """The order in memory of one layer of a stacked weight, where the device does not choose it."""
+        """The order in memory of one layer of a stacked weight; None if the device chooses it."""
         layout = self._layout(weight)
         return layout and Layout(tuple(axis - 1 for axis in layout.major_to_minor[1:]))
 
@@ -65,7 +65,7 @@ class ShardingPlan:
         return None
 
     def mesh_axis(self, axis: str | None) -> str | None:
-        """Where a logical axis of activations lies in the mesh; None: it is whole, as on a mesh axis of one device."""
+        """The mesh axis of a logical axis of activations; None: it is not split, as on a mesh axis of one device."""
         mesh_axis = dict(self.activations).get(axis or "")
         return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] > 1 else None
 
@@ -82,7 +82,7 @@ class ShardingPlan:
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
     def groups(self, mesh_axis: str) -> list[list[jax.Device]]:
-        """The devices that lie along an axis of the mesh, for each place on the others."""
+        """The devices along an axis of the mesh, for each place on the others."""
         along = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(mesh_axis), -1)
         return along.reshape(-1, self.mesh.shape[mesh_axis]).tolist()
 
@@ -113,9 +113,9 @@ def lay_out(
     rows: int = 1,
     heads: Mapping[str, int] = MappingProxyType({}),
 ) -> ShardingPlan:
-    """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device. `heads` counts
-    those of each attention that the rules split; the attention backend is chosen already. Raises `UsageError` with all
-    contradictions of rules, mesh, devices, weights and heads, and with the nearest mesh that fits."""
+    """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device. `heads`: the
+    number of heads of each attention that the rules split. The attention backend is already chosen. Raises `UsageError`
+    with all contradictions of rules, mesh, devices, weights and heads, and with the nearest mesh that fits."""
     if mistakes := list(rule_mistakes(spec)):
         sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
@@ -178,7 +178,7 @@ def _misfits(plan: ShardingPlan, weight: Weight) -> Iterator[str]:
 
 
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
-    """The mesh of devices. If the axis of tokens takes the rest of them, that of rows has no more devices than rows."""
+    """The mesh of devices. If the token axis takes the remaining devices, the row axis has at most as many as rows."""
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
     sizes, open_axes = dict(spec.mesh), [axis for axis, size in spec.mesh.items() if size == -1]
@@ -198,7 +198,7 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
     if (slices := num_slices(devices)) == 1:
         return Mesh(create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True), tuple(sizes))
     rows_along = spec.activations.get("rows", "")
-    if sizes.get(rows_along, 1) % slices:  # what rows send is little: the network between slices is slow
+    if sizes.get(rows_along, 1) % slices:  # rows exchange little, and the network between slices is slow
         hint = f"a number of devices along the axis of rows that {slices} divides, or one slice"
         raise UsageError(f"sharding profile {spec.profile}: {slices} TPU slices do not share the rows evenly", hint)
     between = [slices if axis == rows_along else 1 for axis in sizes]
@@ -207,5 +207,5 @@ def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
 
 
 def num_slices(devices: Sequence[jax.Device]) -> int:
-    """How many TPU slices the devices belong to; 1 for other devices."""
+    """The number of TPU slices that the devices belong to; 1 for other devices."""
     return len({*map(slice_index, devices)})

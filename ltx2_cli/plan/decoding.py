@@ -24,11 +24,11 @@ from ltx2_cli.parallel.mesh import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight, weights
 
 Extent = tuple[int, int, int]  # frames, height, width
-LIVE_BUFFERS = 10  # activations as large as the largest that there are at a time: for a TPU v6e 8 to 10, on the CPU 7
+LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
 FLOAT32 = 4  # bytes
-# Activations as large as the largest that live at once in the audio decoder's program, by platform, but for chips that
-# keep all. By `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2:
-# `tests/estimate/test_phases.py` has its figures.
+# Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
+# `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
+# the figures.
 AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
 
 
@@ -43,7 +43,7 @@ class Tiles:
 @dataclass(frozen=True)
 class AxisTiling:
     """Tiling of one axis: tile i reads `read_size` positions from `read_starts[i]`, and yields `write_size` positions
-    from `write_starts[i]`, which is inside what it reads. The written ranges cover the axis."""
+    from `write_starts[i]`, inside the positions read. The written ranges cover the axis."""
 
     read_size: int
     read_starts: tuple[int, ...]
@@ -98,7 +98,7 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
 
 
 def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
-    """About the bytes of `decode_frames` for a video whose latents have this size, without the weights; `itemsize`: of
+    """Approximate bytes of `decode_frames` for a video with latents of this size, without the weights; `itemsize`: of
     the convolutions' results."""
     after = activations(decoder, size)
     most = [math.prod(extent) * channels for extent, channels in after]
@@ -113,7 +113,7 @@ def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None,
 
 
 def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
-    """About the bytes of a device to decode audio of this number of latents, without the weights."""
+    """Approximate bytes on a device to decode audio of this number of latents, without the weights."""
     decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
     itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
@@ -173,9 +173,9 @@ def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
 
 
 VIDEOS = "videos"
-LEAST_PART = 2  # latents along a side that is split: a mirrored border repeats the second
+LEAST_PART = 2  # latents along a split side: a mirrored border repeats the second
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
-SPLITS = 4  # of those with the least work that are tried with tiles
+SPLITS = 4  # tried with tiles: those with the least work
 
 
 @dataclass(frozen=True)
@@ -184,17 +184,17 @@ class DecodePlan:
 
     mesh: Mesh  # the devices of a sharding plan, in its order
     tiles: Tiles | None
-    video_bytes: int  # about, of each device, to decode the video, without weights
+    video_bytes: int  # approximate, on each device, to decode the video, without weights
     audio_bytes: int  # to decode the audio; 0: there is none
-    at_once: bool  # whether both are begun before one is waited for
-    videos: int  # that are decoded at a time
-    whole: NamedSharding  # of weights: all of them on every device
+    at_once: bool  # whether video and audio are decoded concurrently
+    videos: int  # decoded at a time
+    whole: NamedSharding  # of weights: replicated
     tokens: NamedSharding  # of audio latents [videos, tokens, channels], and of waveforms
-    latents: NamedSharding  # of [videos, frames, height, width, channels]; frames and pixels lie alike
+    latents: NamedSharding  # of [videos, frames, height, width, channels], and of frames
 
     @property
     def bytes(self) -> int:
-        """About the bytes of decoding on each device, without weights."""
+        """Approximate bytes of decoding on each device, without weights."""
         return (sum if self.at_once else max)((self.video_bytes, self.audio_bytes))
 
 
@@ -209,8 +209,7 @@ class _Split(NamedTuple):
         return size[0], size[1] // self.height, size[2] // self.width
 
     def cost(self, videos: int, size: Extent) -> tuple[int, int]:
-        """Latents that a device works on, with an edge that it exchanges for each split side; then how many sides are
-        split."""
+        """Latents of a device, including an exchanged edge for each split side; then the number of split sides."""
         frames, height, width = self.part(size)
         seen = (height + (self.height > 1)) * (width + (self.width > 1))
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
@@ -220,8 +219,8 @@ def plan_tiling(
     decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio_bytes: int = 0
 ) -> DecodePlan:
     """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
-    layers in tiles; if none fits, those with the least memory. `size`: of a video's latents; `audio_bytes`: of its
-    audio's activations."""
+    layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents;
+    `audio_bytes`: of its audio's activations."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     itemsize = _convolved_itemsize(devices[0], decoder.conv_in.kernel)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
@@ -243,7 +242,7 @@ def plan_tiling(
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:
-    """All devices, and the parts that they take of the images of one video whose latents are of this size."""
+    """The mesh that splits the images of one video with latents of this size over all devices."""
     splits = (split for split in _splits(devices.size, size) if split.videos == 1)
     return _mesh(devices, min(splits, key=lambda split: split.cost(1, size)))
 
@@ -261,7 +260,7 @@ def _splits(devices: int, size: Extent) -> Iterator[_Split]:
 
 
 def _even_parts(devices: int, side: int) -> list[int]:
-    """Numbers of equal parts of a side of so many latents that divide `devices`."""
+    """Numbers of equal parts of a side of `side` latents that divide `devices`."""
     return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
 
 

@@ -29,8 +29,7 @@ def device_profile(devices: Sequence[jax.Device]) -> str:
 
 
 def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, decode_budget: float) -> Iterator[str]:
-    """Sentences where self-attention cannot trade tokens for heads, and where decoding needs more than `decode_budget`
-    bytes."""
+    """Warnings: self-attention cannot trade tokens for heads; decoding needs more than `decode_budget` bytes."""
     local, parts = heads // sharding.parts("heads"), sharding.parts("tokens")
     if local % parts:
         yield (
@@ -56,10 +55,10 @@ def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
 
 
 def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
-    """The faster layout by estimate, and a sentence with the reason: `together`, all passes of a video on each device,
-    where passes reuse work; or `side_by_side`, which sends less. Without a difference or rates: side by side, and no
-    sentence."""
-    ways = {"together, they share work": together, "side by side": side_by_side}
+    """The faster layout by estimate, and a sentence with the reason. `together`: all passes of a video on each device,
+    where passes reuse work; `side_by_side`: less communication. Side by side and no sentence if both are equal, or
+    rates are unknown."""
+    ways = {"together, they reuse work": together, "side by side": side_by_side}
     times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
     if together == side_by_side or not times:
         return side_by_side, ""

@@ -20,24 +20,24 @@ from ltx2_cli.request.spec import DType, RunSpec
 from ltx2_cli.units import Range
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
-# The denoiser's matrices, by how their names begin: the stream whose tokens they multiply, for which rows
+# The denoiser's matrices, by the beginning of their names: the stream whose tokens they multiply, and the rows
 MATRICES = (
     (r"(audio_)?caption_projection", "", "once a stage"),
     (r"(audio_)?attn2\.to_[kv]\.", "", "text"),
     (r"audio_proj_in", "audio", "videos"),
     (r"audio_proj_out", "audio", "rows"),
     (r"audio_(attn|ff)", "audio", "in_layers"),
-    (r"video_to_audio_attn\.to_[^kv]|audio_to_video_attn\.to_[kv]\.", "audio", "meeting"),
+    (r"video_to_audio_attn\.to_[^kv]|audio_to_video_attn\.to_[kv]\.", "audio", "cross_modal"),
     (r"proj_in", "video", "videos"),
     (r"proj_out", "video", "rows"),
     (r"attn|ff", "video", "in_layers"),
-    (r"audio_to_video|video_to_audio", "video", "meeting"),
+    (r"audio_to_video|video_to_audio", "video", "cross_modal"),
     (r"", "", "timestep"),
 )
 FLOAT32 = 4  # bytes
-# How many times its least a phase of a run takes where it is not compiled: on TPUs between the smallest and the largest
-# ratio of the compiler's schedule in benchmarks/results.md. A GPU's compiler makes none: a large product reaches 790 of
-# an H200's 989.5 TFLOP/s, and the rest is taken to be as on TPUs.
+# Expected time of a phase that is not compiled, in multiples of its lower bound. On TPUs: the smallest and largest
+# ratio of the compiler's schedule in benchmarks/results.md. A GPU's compiler makes no schedule: a large product reaches
+# 790 of an H200's 989.5 TFLOP/s, and the other phases are assumed to be as on TPUs.
 DENOISING = "denoise"
 OVER_LEAST: Mapping[str, Range] = {
     DENOISING: Range(1.5, 2.1),
@@ -55,14 +55,14 @@ class Rows(NamedTuple):
     videos: float
     rows: float  # passes times videos
     in_layers: float
-    meeting: float  # in layers, with attention between the streams
+    cross_modal: float  # in layers, with attention between the streams
     contexts: float  # distinct texts
 
     def on_device(self, sharding: ShardingPlan) -> "Rows":
         """Counts on one device."""
         parts = sharding.parts("rows") if self.rows % sharding.parts("rows") == 0 else 1
-        shared = Rows(*(count / parts for count in self))
-        return shared._replace(contexts=min(self.contexts, shared.rows))
+        own = Rows(*(count / parts for count in self))
+        return own._replace(contexts=min(self.contexts, own.rows))
 
 
 class TokenCounts(NamedTuple):
@@ -110,17 +110,17 @@ class Step(NamedTuple):
         """Rows of the step. If each device holds all passes of its videos, the perturbed pass reuses the conditional
         one up to its first perturbed block, and the isolated pass has no attention between the streams."""
         rows, layers = len(self.passes) * self.videos, self.arch.num_layers
-        shared = self.passes if sharding.keeps_together(self.videos) else ()
-        in_layers = rows * layers - self.videos * self.branch * (Pass.PERTURBED in shared)
+        reused = self.passes if sharding.keeps_together(self.videos) else ()
+        in_layers = rows * layers - self.videos * self.branch * (Pass.PERTURBED in reused)
         both = self.tokens.video and self.tokens.audio
-        meeting = in_layers - self.videos * layers * (Pass.ISOLATED in shared) if both else 0
-        return Rows(self.videos, rows, in_layers, meeting, self.contexts)
+        cross_modal = in_layers - self.videos * layers * (Pass.ISOLATED in reused) if both else 0
+        return Rows(self.videos, rows, in_layers, cross_modal, self.contexts)
 
     def flops(self, sharding: ShardingPlan) -> float:
-        """Operations of one device. Mesh axes of weights alone divide the work evenly."""
+        """Operations of one device. Mesh axes that only weights use divide the work evenly."""
         named = dict(sharding.activations).values()
-        shared = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
-        parts = sharding.parts("heads") * math.prod(shared)
+        others = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
+        parts = sharding.parts("heads") * math.prod(others)
         here = self.rows(sharding).on_device(sharding), self.tokens.on_device(sharding)
         return denoiser_flops(self.arch, self.tokens, *here) / parts
 
@@ -140,13 +140,13 @@ class Step(NamedTuple):
         heard = kept * (here.video + 2 * here.audio) * audio.width
         return [
             Sent("all-to-all" if traded else "all-gather", "tokens", rows.in_layers * exchanged),
-            Sent("all-reduce", "tokens", rows.meeting * merged),
+            Sent("all-reduce", "tokens", rows.cross_modal * merged),
             Sent("all-reduce", "heads", rows.in_layers * summed),
-            Sent("all-gather", "heads", rows.meeting * heard),
+            Sent("all-gather", "heads", rows.cross_modal * heard),
         ]
 
     def seconds(self, sharding: ShardingPlan) -> Range | None:
-        """Expected seconds of arithmetic plus those of sending; None if rates are unknown."""
+        """Expected seconds of arithmetic and of sending, added; None if rates are unknown."""
         rates = chip(sharding.mesh.devices.flat[0].device_kind)
         sending = self.sending(sharding)
         if rates is None or sending is None:
@@ -191,7 +191,7 @@ def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here:
     products = 0.0
     for (stream, kind), numbers in _denoiser_matrices(arch).items():
         if stream:
-            layers = arch.num_layers if kind in ("in_layers", "meeting") else 1
+            layers = arch.num_layers if kind in ("in_layers", "cross_modal") else 1
             products += numbers // layers * count[kind] * getattr(here, stream)
         elif kind == "text" and any(stream.text_modulated for stream in arch.streams):
             products += numbers * rows.contexts * tokens.text
@@ -199,8 +199,8 @@ def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here:
             products += numbers
     video, audio = (stream.width for stream in arch.streams)
     pairs = video * here.video * (tokens.video + tokens.text) + audio * here.audio * (tokens.audio + tokens.text)
-    meeting = audio * (here.video * tokens.audio + tokens.audio * here.video)
-    return 2 * products + 4 * (rows.in_layers * pairs + rows.meeting * meeting)  # scores and weighted values
+    cross_modal = audio * (here.video * tokens.audio + tokens.audio * here.video)
+    return 2 * products + 4 * (rows.in_layers * pairs + rows.cross_modal * cross_modal)  # scores and weighted values
 
 
 @lru_cache(maxsize=4)

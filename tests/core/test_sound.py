@@ -191,7 +191,7 @@ def test_a_stream_alone_has_no_pass_token_or_weight_of_the_other(
         {"audio_to_video_attn", "video_to_audio_attn", ("audio_attn1", "attn1")[made[1]]}
     )
     step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, 2)
-    assert step.rows(stage.sharding).meeting == 0
+    assert step.rows(stage.sharding).cross_modal == 0
     sizes = weight_bytes(plan)["transformer"], weight_bytes(plan_of(checkpoint, ALL_ON, 5))["transformer"]
     assert sizes[0] < sizes[1]
 

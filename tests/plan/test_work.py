@@ -69,7 +69,7 @@ def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
     ("devices", "asked", "mesh", "why"),
     [
         (V6E, {}, "passes 4 x heads 2", "side by side: about 275 ms a step by estimate, 279 ms together"),
-        (V6E, LARGE, "tokens 4 x heads 2", "together, they share work: about 1.4 s"),
+        (V6E, LARGE, "tokens 4 x heads 2", "together, they reuse work: about 1.4 s"),
         (TPU7X, {}, "passes 4 x tokens 2", "side by side: about 16"),  # two tokens' parts on a chip
         (TPU7X, {"num_videos": 2}, "passes 4 x tokens 2", "side by side: about 3"),
         (TPU7X, SMALL, "passes 4 x tokens 2", "side by side: about 9"),
