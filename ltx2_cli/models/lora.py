@@ -13,10 +13,11 @@ from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all, shape_text
+from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all
 from ltx2_cli.weights.declare import declared
 from ltx2_cli.weights.lora import LEAVE_OUT, LoraDelta, LoraFile, LoraPair, model_version, version_of
 from ltx2_cli.weights.published import CATALOG, LORA
+from ltx2_cli.weights.tensors import shape_text
 
 TARGETED = ("transformer", "connectors")
 ORIGINAL = "model.diffusion_model."

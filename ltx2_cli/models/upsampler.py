@@ -20,10 +20,11 @@ from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
 from ltx2_cli.models.video_vae import Latents, LatentStatistics, VideoVAEArch, depth_to_space
 from ltx2_cli.nn.layers import Conv, Conv3D
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json, shape_text
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import UPSAMPLER
+from ltx2_cli.weights.tensors import shape_text
 
 GROUPS = 32
 

@@ -14,8 +14,9 @@ from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.runs.inspect import FileFacts, inspect
 from ltx2_cli.runs.trust import WEIGHTS, files_named, weights_named
 from ltx2_cli.units import quantity
-from ltx2_cli.weights.checkpoint import collect, raise_all, shape_text
+from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.digests import SHORT, short_hash
+from ltx2_cli.weights.tensors import shape_text
 
 REQUEST = (
     "prompt",

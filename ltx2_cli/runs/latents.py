@@ -12,7 +12,7 @@ from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.runs.build_request import Layers, build_request
 from ltx2_cli.runs.trust import Trust, check_trust
-from ltx2_cli.weights.checkpoint import shape_text
+from ltx2_cli.weights.tensors import shape_text
 
 if TYPE_CHECKING:
     from ltx2_cli.plan.resolve import Plan

@@ -4,52 +4,33 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.weights.quantized import KNOWN, decode, find_quantized
+from ltx2_cli.weights.tensors import LOST, Tensor
 
 MAX_JSON = 64_000_000  # bytes of a config or an index
-LOST = "was removed or changed while it was read"
 STEMS = ("diffusion_pytorch_model", "model")
 LFS_POINTER = b"version https://git-lfs"
 AGAIN = "download the checkpoint again, or name another FOLDER or REPO as the model"
-EIGHT_BITS: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    **EIGHT_BITS,
-}  # the types that are read
-FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 Index = tuple[slice, ...]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor by a file's header."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    file: Path
-    begin: int  # its first byte there
-    scale: "Tensor | None" = None  # of eight-bit numbers: the one number by which all are to be multiplied
-
-
 class TensorFiles(dict[str, Tensor]):
     """The tensors of a network by name, of all files in a folder or of one file (None: of no file), and the files'
-    metadata. Only headers are read. The scale of an eight-bit weight is part of it; other tensors for eight-bit
-    arithmetic are left out. Raises `UsageError` for a file that is missing, cut short, or not a safetensors file."""
+    metadata. Only headers are read, and markers and scales of quantised weights. Scales are part of their weight; other
+    tensors for eight-bit arithmetic are left out. Raises `UsageError` for a file that is missing, cut short, or not a
+    safetensors file, and for quantised weights in a format that is not read."""
 
     def __init__(self, place: Path | None = None, stems: tuple[str, ...] = STEMS):
         super().__init__()
@@ -60,11 +41,9 @@ class TensorFiles(dict[str, Tensor]):
         for tensors, metadata in headers.values():
             self.update(tensors)
             self.metadata |= metadata
-        for name, tensor in list(self.items()):
-            if tensor.dtype in EIGHT_BITS and (scale := self.get(f"{name}_scale")):
-                self[name] = replace(tensor, scale=scale)
-                for beside in (f"{name}_scale", f"{name.removesuffix('.weight')}.input_scale"):
-                    self.pop(beside, None)
+        if wrong := count_and_list(find_quantized(self, self.metadata)):
+            sentence = f"{place} holds quantised weights that cannot be read: {'; '.join(wrong)}"
+            raise UsageError(sentence, f"formats that are read: {KNOWN}")
 
     def config(self, absent: str, key: str = "config") -> dict[str, Any] | None:
         """The config in a single file's metadata, by default the JSON `absent`; None if it is no JSON object."""
@@ -81,35 +60,49 @@ class TensorFiles(dict[str, Tensor]):
         part.update({new: self[old] for new, old in names.items() if old in self})
         return part
 
+    def numbers(self, name: str, window: tuple[range, ...]) -> np.ndarray:
+        """The part of a tensor in a window (rows, columns, …): as stored, or decoded to float32. Whole rows are read;
+        parts of rows come page by page from mapped memory."""
+        tensor, (rows, *columns) = self[name], window
+        encoding = tensor.encoding
+        if encoding:
+            blocks = range(columns[0].start // encoding.block, -(-columns[0].stop // encoding.block))
+            columns = [range(blocks.start * encoding.block_bytes, blocks.stop * encoding.block_bytes)]
+        if all(len(part) == size for part, size in zip(columns, tensor.stored_shape[1:], strict=True)):
+            stored = np.empty((len(rows), *tensor.stored_shape[1:]), tensor.stored_dtype)
+            self.read_into(name, rows.start, stored)
+        else:
+            stored = self.read(name, tuple(slice(part.start, part.stop) for part in (rows, *columns)))
+        if not encoding:
+            return stored
+        before = blocks.start * encoding.block
+        begin, end = (edge - before for edge in (window[1].start, window[1].stop))
+        return decode(name, tensor, rows, blocks, stored)[:, begin:end]
+
     def read(self, name: str, index: Index) -> np.ndarray:
-        """The part of a tensor that `index` selects, as stored. Pages are read when they are first accessed."""
+        """The part of what is stored of a tensor that `index` selects. Pages are read when they are first accessed."""
         tensor = self[name]
         try:
-            stored = np.memmap(tensor.file, DTYPES[tensor.dtype], "r", tensor.begin, tensor.shape)
+            stored = np.memmap(tensor.file, tensor.stored_dtype, "r", tensor.begin, tensor.stored_shape)
         except (OSError, ValueError) as error:
             raise RunError(f"{tensor.file} {LOST}", "run again when it is whole") from error
         return stored.view(np.ndarray)[index]
 
     def read_into(self, name: str, first: int, out: np.ndarray) -> None:
-        """Read rows of a tensor, from row `first` on, as stored, into the contiguous array `out`."""
+        """Read rows of what is stored of a tensor, from row `first` on, into the contiguous array `out`."""
         tensor = self[name]
         try:
             with tensor.file.open("rb") as file:
-                file.seek(tensor.begin + first * out.itemsize * prod(tensor.shape[1:]))
+                file.seek(tensor.begin + first * out.itemsize * prod(tensor.stored_shape[1:]))
                 if file.readinto(out.reshape(-1).view(np.uint8).data) < out.nbytes:
                     raise EOFError
         except (OSError, EOFError) as error:
             raise RunError(f"{tensor.file} {LOST}", "run again when it is whole") from error
 
     def scale(self, name: str) -> np.float32:
-        """The scale of a tensor, 1 if it has none. Raises `RunError` unless it is positive and finite."""
-        tensor = self[name].scale
-        if tensor is None:
-            return np.float32(1)
-        stored = np.fromfile(tensor.file, DTYPES[tensor.dtype], 1, offset=tensor.begin).astype(np.float32)
-        if not (len(stored) and 0 < stored[0] < np.inf):
-            raise RunError(f"{tensor.file} is damaged: the scale of {name} is no number above 0", AGAIN)
-        return np.float32(stored[0])
+        """The scale of a tensor, 1 if it has none."""
+        scale = self[name].scale
+        return np.float32(scale.stored()[0] if scale else 1)
 
 
 @dataclass(frozen=True)
@@ -236,8 +229,3 @@ def abbreviate(names: Sequence[str], most: int = 5) -> str:
     """The first of `names`, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """`3x4` of (3, 4)."""
-    return "x".join(map(str, shape)) or "a scalar"

@@ -17,8 +17,9 @@ from flax import nnx
 from ltx2_cli.background import in_background
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.weights.checkpoint import DTYPES, EIGHT_BITS, FLOATS, Index, TensorFiles, count_and_list, shape_text
+from ltx2_cli.weights.checkpoint import Index, TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
+from ltx2_cli.weights.tensors import DTYPES, shape_text
 from ltx2_cli.weights.transfer import (
     Chunk,
     LoraDeltas,
@@ -47,8 +48,6 @@ def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
     """Sentences on the differences between the weights that `module` declares and the tensors in `files`."""
     wanted = declared(module)
     common = {name: files[name] for name in wanted if name in files}
-    scales = {name: tensor.scale for name, tensor in files.items() if tensor.scale}
-    unscaled = [name for name, tensor in files.items() if tensor.dtype in EIGHT_BITS and not tensor.scale]
     problems = {
         "missing": sorted(wanted.keys() - files.keys()),
         "not known": sorted(files.keys() - wanted.keys()),
@@ -57,12 +56,10 @@ def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
             for name, tensor in common.items()
             if tensor.shape != wanted[name]
         ],
-        "scaled by what is not one number": [
-            name for name, scale in scales.items() if prod(scale.shape) != 1 or scale.dtype not in FLOATS
-        ],
-        "without the scale that others have": unscaled if scales else [],
         "of a type that is not read": [
-            f"{name} is {tensor.dtype}" for name, tensor in common.items() if tensor.dtype not in DTYPES
+            f"{name} is {tensor.dtype}"
+            for name, tensor in common.items()
+            if tensor.dtype not in DTYPES and tensor.encoding is None
         ],
     }
     return count_and_list(problems)
@@ -177,20 +174,15 @@ def _blocks(out: np.ndarray, size: int) -> Iterator[slice]:
 
 
 def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndarray) -> None:
-    """Read the window (rows, columns, …) of a tensor on disk into `out`, cast to its dtype. Whole rows are read
-    directly if they need no cast; parts of rows are read page by page from mapped memory."""
+    """Read the window (rows, columns, …) of a tensor on disk into `out`, decoded and cast to its dtype. Whole rows are
+    read directly if they need neither."""
     tensor, (rows, *columns) = files[name], window
     whole = all(len(part) == size for part, size in zip(columns, tensor.shape[1:], strict=True))
-    if whole and DTYPES[tensor.dtype] == out.dtype and out.flags.c_contiguous:
+    if whole and tensor.encoding is None and tensor.stored_dtype == out.dtype and out.flags.c_contiguous:
         files.read_into(name, rows.start, out)
         return
     for block in _blocks(out, CACHED):
-        if whole:
-            stored = np.empty((len(rows[block]), *tensor.shape[1:]), DTYPES[tensor.dtype])
-            files.read_into(name, rows[block].start, stored)
-        else:
-            stored = files.read(name, tuple(slice(part.start, part.stop) for part in (rows[block], *columns)))
-        np.copyto(out[block], stored, casting="unsafe")
+        np.copyto(out[block], files.numbers(name, (rows[block], *columns)), casting="unsafe")
 
 
 def merge_lora(module: nnx.Module, place: Placement, lora_deltas: LoraDeltas) -> None:

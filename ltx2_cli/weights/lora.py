@@ -14,8 +14,9 @@ import numpy as np
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.weights.checkpoint import FLOATS, TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
+from ltx2_cli.weights.checkpoint import TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
+from ltx2_cli.weights.tensors import FLOATS
 
 SUFFIX = ".safetensors"
 LEAVE_OUT = "name another LoRA, or none"

@@ -14,7 +14,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.parallel.jit import jitted_once
-from ltx2_cli.weights.checkpoint import DTYPES, Index, TensorFiles
+from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
 
@@ -98,7 +98,7 @@ def chunks(
 ) -> Iterator[Chunk]:
     """Split a weight into chunks: as many layers as fit into `chunk_bytes` and divide the stack evenly. A layer with a
     scale or a LoRA delta is a chunk of its own. `chunk_bytes` None, for devices that compute in the host's memory: one
-    chunk, cast by the host. The host also casts small weights."""
+    chunk, cast by the host. The host also casts small weights, and those that it decodes."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
     computed = any(files[name].scale or name in lora_deltas for name, _ in tensors)
     count = 1 if computed else len(tensors) if chunk_bytes is None else _layers_together(tensors, files, chunk_bytes)
@@ -108,10 +108,10 @@ def chunks(
         (name, _), *_ = part = tensors[first : first + count]
         shape = (len(part), *value.shape[1:]) if stacked else value.shape
         small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
-        cast_here = not computed and (small or chunk_bytes is None)
+        cast_here = not computed and (small or chunk_bytes is None or files[name].encoding is not None)
         transfer = Transfer(
             shape=shape,
-            stored=value.dtype if cast_here else np.dtype(DTYPES[files[name].dtype]),
+            stored=value.dtype if cast_here else files[name].read_dtype,
             dtype=value.dtype,
             sharding=sharding if small else scatter_unused_axes(shape, sharding, disk_first),
             place=place(weight),
@@ -125,8 +125,8 @@ def chunks(
 
 def _layers_together(tensors: Sequence[tuple[str, Shape]], files: TensorFiles, chunk_bytes: int) -> int:
     """The number of layers in a chunk: of one dtype, within `chunk_bytes`, a divisor of all layers."""
-    dtype, *others = {files[name].dtype for name, _ in tensors}
-    size, total = prod(tensors[0][1]) * np.dtype(DTYPES[dtype]).itemsize, 1 if others else len(tensors)
+    dtype, *others = {files[name].read_dtype for name, _ in tensors}
+    size, total = prod(tensors[0][1]) * dtype.itemsize, 1 if others else len(tensors)
     return max((count for count in range(1, total + 1) if not total % count and count * size <= chunk_bytes), default=1)
 
 

@@ -1,0 +1,92 @@
+"""Tensors by the headers of files: where their numbers are, and how they are stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ltx2_cli.errors import RunError
+
+LOST = "was removed or changed while it was read"
+EIGHT_BITS: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    **EIGHT_BITS,
+}  # the types whose numbers are read as they are
+FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
+STORED: dict[str, Any] = DTYPES | {"I8": np.int8}  # others are bytes
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The format of a quantised matrix [out, in]: codes, in each row block after block, and scales beside them. Its
+    numbers are computed while it is read."""
+
+    format: str  # by its marker, or by the type of a GGUF tensor
+    block: int  # numbers of a row that are decoded together
+    block_bytes: int  # their codes
+    # by which decoded numbers are multiplied: one for the matrix or for each row (int8_tensorwise), or swizzled ones
+    # for each block; None: they are among the codes
+    scale: "Tensor | None" = None
+    scale_2: "Tensor | None" = None  # by which the scales of nvfp4 are multiplied
+    group_size: int = 0  # numbers of a row that ConvRot rotated together; 0: not rotated
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by a file's header."""
+
+    shape: tuple[int, ...]
+    dtype: str  # of what is stored: that of a safetensors file, or the type in a GGUF file
+    file: Path
+    begin: int  # its first byte there
+    scale: "Tensor | None" = None  # of eight-bit numbers: the one number by which all are to be multiplied
+    encoding: Encoding | None = None  # None: the numbers are stored one by one
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """The type of what is stored: of numbers, of int8 codes, or bytes."""
+        return np.dtype(STORED.get(self.dtype, np.uint8))
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what is stored: that of the tensor, or with packed codes [out, bytes of a row]."""
+        if self.encoding is None:
+            return self.shape
+        *rows, columns = self.shape
+        return *rows, columns // self.encoding.block * self.encoding.block_bytes
+
+    @property
+    def read_dtype(self) -> np.dtype:
+        """The type of its numbers as they are read."""
+        return np.dtype(np.float32) if self.encoding else self.stored_dtype
+
+    @property
+    def format(self) -> str:
+        """The format of its numbers in words that publishers use."""
+        if self.encoding is None:
+            return np.dtype(DTYPES[self.dtype]).name if self.dtype in DTYPES else self.dtype
+        return f"{self.encoding.format} with ConvRot" if self.encoding.group_size else self.encoding.format
+
+    def stored(self, first: int = 0, count: int = -1) -> np.ndarray:
+        """What is stored, flat: `count` items from `first` on, or all. Raises `RunError` if the file is gone."""
+        dtype, size = self.stored_dtype, prod(self.stored_shape) if count < 0 else count
+        try:
+            items = np.fromfile(self.file, dtype, size, offset=self.begin + first * dtype.itemsize)
+        except OSError:
+            items = np.empty(0, dtype)
+        if len(items) < size:
+            raise RunError(f"{self.file} {LOST}", "run again when it is whole")
+        return items
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """`3x4` of (3, 4)."""
+    return "x".join(map(str, shape)) or "a scalar"
