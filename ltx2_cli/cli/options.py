@@ -103,6 +103,10 @@ class ContentOptions(ModelOptions):
     text_encoder_dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Data type of the text encoder.")
     ] = None
+    weights: Annotated[
+        Literal["auto", "bfloat16", "int8", "fp8"] | None,
+        option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
+    ] = None
 
 
 @dataclass(kw_only=True)

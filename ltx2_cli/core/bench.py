@@ -23,6 +23,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, map_weights
+from ltx2_cli.weights.quantized_matrix import Matrix, cast
 
 STEPS = "steps of the denoiser, random weights"
 CLIP = "a run, weights loaded"
@@ -39,6 +40,7 @@ def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
         "model_version": plan.arch.model_version,
         "layers": plan.arch.transformer.num_layers,
         "dtype": plan.dtype.value,
+        "weights": plan.spec.weights.value,
         "videos": f"{len(plan.batches)} x {plan.batch_size}",
         "sizes": [_size(plan, stage) for stage in stages],
         "passes": [len(stage.passes) for stage in stages],
@@ -100,7 +102,8 @@ def random_network(network: nnx.Module) -> nnx.Module:
 
     def filled(weight: Weight) -> Weight:
         value = weight.get_value()
-        return weight.with_value(_numbers(value.shape, value.dtype, value.sharding)())
+        where = jax.tree.map(lambda array: array.sharding, value)
+        return weight.with_value(_numbers(value.shape, value.dtype, where)())
 
     return map_weights(filled, network)
 
@@ -109,10 +112,10 @@ def random_network(network: nnx.Module) -> nnx.Module:
 def _numbers(shape: tuple[int, ...], dtype: np.dtype, where: Any) -> Any:
     """A program that makes an array of numbers up to `SCALE`: sines, since every device can make its own."""
 
-    def make() -> jax.Array:
+    def make() -> Matrix:
         angles = sum(
             turn * jax.lax.broadcasted_iota(np.float32, shape, axis) for axis, turn in enumerate(TURNS[: len(shape)])
         )
-        return (SCALE * jnp.sin(angles)).astype(dtype)
+        return cast(SCALE * jnp.sin(angles), dtype)
 
     return jitted_once(make, where)

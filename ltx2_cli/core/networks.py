@@ -24,6 +24,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load, merge_lora, not_finite
+from ltx2_cli.weights.quantized_matrix import placed
 from ltx2_cli.weights.transfer import Placement
 
 
@@ -153,8 +154,7 @@ def abstract_network(plan: Plan, name: str) -> Any:
     """The network `name` as it is when it is loaded, without its weights."""
     place = placement(plan, name)
 
-    def placed(weight: Weight) -> Weight:
-        value = weight.get_value()
-        return weight.with_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place(weight)))
+    def at_its_place(weight: Weight) -> Weight:
+        return weight.with_value(placed(weight.get_value(), place(weight)))
 
-    return map_weights(placed, plan.network(name))
+    return map_weights(at_its_place, plan.network(name))

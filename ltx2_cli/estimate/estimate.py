@@ -25,7 +25,6 @@ from ltx2_cli.estimate.phases import (
 )
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.decoding import bytes_on_device
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
@@ -33,6 +32,7 @@ from ltx2_cli.plan.work import over_least, step_of
 from ltx2_cli.units import Range
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Programs = Sequence[Compiled | CompileFailure]
 FORWARD = "forward"  # how names of its programs begin
@@ -209,7 +209,7 @@ def sharding_warnings(
             whole = f"{lengths[logical]} {logical} do not divide by the {parts} of mesh axis `{axis}`"
             yield f"{whole}: they stay whole, and {parts} devices do the same work"
     whole_weights = [weight for weight in weights if plan.weight(weight.axes).shard_shape(weight.shape) == weight.shape]
-    sizes = {weight.source: bytes_on_device(weight, plan) for weight in whole_weights}
+    sizes = {weight.source: bytes_on_device(weight.get_value(), plan.weight(weight.axes)) for weight in whole_weights}
     if plan.mesh.size > 1 and sum(sizes.values()) > limit / 2:
         names = abbreviate(sorted(sizes, key=lambda name: -sizes[name]), 3)
         devices = f"{plan.mesh.size} devices, which have {limit / 1e9:.1f} GB"

@@ -22,6 +22,7 @@ from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
 from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
+from ltx2_cli.models.networks import EIGHT_BITS
 from ltx2_cli.parallel.devices import (
     RESERVE,
     RESERVE_REMARK,
@@ -35,7 +36,7 @@ from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
-from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.request.spec import DType, RunSpec, WeightType
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
@@ -152,6 +153,9 @@ class Suggestions:
         wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
         costly = [setting(**{key: DType.bfloat16}) for key in wide]
         costly += [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
+        if spec.weights not in EIGHT_BITS:  # int8 is more exact than fp8
+            half = setting(dtype=DType.bfloat16) if spec.dtype is DType.float32 else Alternative()
+            costly.append(half.also(setting(weights=WeightType.int8)))
         return free, costly
 
     @cached_property

@@ -18,7 +18,7 @@ from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
-from ltx2_cli.weights.transfer import sharding_of
+from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
 INPUT_VIDEOS, INPUT_AUDIO = "pictures", "sound"
@@ -92,8 +92,7 @@ def _network_bytes(plan: Plan, name: str) -> int:
         kinds.setdefault((weight.axes, weight.shape, weight.dtype), []).append(weight)
     place, size = placement(plan, name), 0
     for weight, *alike in kinds.values():
-        part = sharding_of(place(weight)).shard_shape(weight.shape)
-        size += (1 + len(alike)) * math.prod(part) * weight.dtype.itemsize
+        size += (1 + len(alike)) * bytes_on_device(weight.get_value(), place(weight))
     return size
 
 

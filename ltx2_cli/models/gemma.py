@@ -14,6 +14,7 @@ from flax import nnx
 from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
 from ltx2_cli.weights.declare import Axes, Scope, Shape
+from ltx2_cli.weights.quantized_matrix import widen
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
 PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
@@ -72,7 +73,12 @@ class Gemma(nnx.Module):
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
-        self.tensors = nnx.Dict({name: scope.weight(name, shape, axes) for name, shape, axes in _weights(arch)})
+        self.tensors = nnx.Dict(
+            {
+                name: (scope.matrix if name.endswith("_proj.weight") else scope.weight)(name, shape, axes)
+                for name, shape, axes in _weights(arch)
+            }
+        )
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
@@ -80,7 +86,8 @@ class Gemma(nnx.Module):
         first state is the scaled embeddings, the last is taken behind the final norm."""
         from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
 
-        weights = {name: weight[...] for name, weight in self.tensors.items()}
+        dtype = self.tensors["embed_tokens.weight"].dtype
+        weights = {name: widen(weight.get_value(), dtype) for name, weight in self.tensors.items()}
         return hidden_states(build_torch_module(self.arch.config, self.arch.where), weights, ids, mask)
 
 

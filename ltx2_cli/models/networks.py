@@ -4,12 +4,13 @@ layouts: diffusers' folder, and a published single file, which holds all but the
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.errors import UnknownNetworkError, UsageError
@@ -31,7 +32,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
-from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams
+from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams, WeightType
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
@@ -48,6 +49,7 @@ READERS: dict[str, Callable[[Config, str], Any]] = {
     "vocoder": vocoder_arch,
     "scheduler": partial(read_arch, SchedulerArch),
 }
+EIGHT_BITS: dict[WeightType, Any] = {WeightType.int8: jnp.int8, WeightType.fp8: jnp.float8_e4m3fn}
 # builds each abstract network of an `Arch` from its description
 BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
     "connectors": TextConnectors,
@@ -97,7 +99,8 @@ class Checkpoint:
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:
     """What a request says of its networks besides their files: what `abstract_networks` takes after the description."""
-    return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
+    clamp_vocoder = not spec.follows_diffusers
+    return spec.dtype, spec.text_encoder_dtype, spec.weights, spec.scan_layers, clamp_vocoder, spec.running
 
 
 def video_encoder(arch: Arch, dtype: DType) -> VideoVAE:
@@ -125,16 +128,20 @@ def abstract_networks(
     arch: Arch,
     dtype: DType,
     text_encoder_dtype: DType,
+    weights: WeightType = WeightType.auto,
     scan_layers: bool = True,
     clamp_vocoder: bool = True,
     running: Streams[bool] = BOTH,
 ) -> Networks:
     """The networks that `arch` describes, without their weights; of the denoiser the streams that are `running`."""
-    scope = Scope(dtype.value)
+    scope, matrices = Scope(dtype.value), EIGHT_BITS.get(weights)
+    layers = replace(scope, matrices=matrices)
+    # a text encoder of float32 is the reference for others
+    of_text = None if text_encoder_dtype is DType.float32 else matrices
     return Networks(
-        Gemma(Scope(text_encoder_dtype.value), arch.text_encoder),
-        TextConnectors(scope, arch.connectors),
-        Transformer(scope, arch.transformer, scan_layers, running),
+        Gemma(Scope(text_encoder_dtype.value, matrices=of_text), arch.text_encoder),
+        TextConnectors(layers, arch.connectors),
+        Transformer(layers, arch.transformer, scan_layers, running),
         VideoVAE(scope, arch.vae),
         AudioVAE(scope, arch.audio_vae),
         build_vocoder(scope, arch.vocoder, clamp_vocoder),

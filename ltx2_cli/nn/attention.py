@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         self.to_out = Linear(scope / "to_out" / 0, inner, dim, (self.out_axis, "embed"))
         self.norm_q = (scope / "norm_q").weight("weight", (inner,), ("heads",))
         self.norm_k = (scope / "norm_k").weight("weight", (inner,), ("heads",))
-        self.gate = Linear(scope / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
+        self.gate = Linear(scope.in_full / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
         self.heads = heads
 
     def keys_values(self, context: Float[jax.Array, "rows tokens context_dim"]) -> KeysValues:

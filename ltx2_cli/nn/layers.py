@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
+from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix
 
 SINUSOID_WIDTH = 256
 Padding = tuple[tuple[int, int], ...]  # elements added before and after each axis
@@ -22,14 +23,23 @@ class Linear(nnx.Module):
     loading moves no element, and XLA's products are as fast with either order."""
 
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
-        self.kernel = scope.weight("weight", (d_out, d_in), axes[::-1])
+        self.kernel = scope.matrix("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
 
     def __call__(self, x: Float[jax.Array, "*batch d_in"]) -> Float[jax.Array, "*batch d_out"]:
-        # Not x @ w.mT: with a single row, XLA for CPUs would first write wᵀ.
-        last = (((x.ndim - 1,), (1,)), ((), ()))
-        y = jax.lax.dot_general(x, self.kernel[...], last, precision=precision(x.dtype))
+        y = multiply(x, self.kernel.get_value())
         return y if self.bias is None else y + self.bias[...]
+
+
+def multiply(x: Float[jax.Array, "*batch d_in"], matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
+    """x·Wᵀ over the last axis, in x's dtype. A matrix in eight bits is multiplied as integers of x's dtype, and its
+    scales are applied to the result."""
+    # Not x @ w.mT: with a single row, XLA for CPUs would first write wᵀ.
+    last = (((x.ndim - 1,), (1,)), ((), ()))
+    if not isinstance(matrix, QuantizedMatrix):
+        return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype))
+    y = jax.lax.dot_general(x, matrix.values.astype(x.dtype), last, precision=precision(x.dtype))
+    return (y * matrix.scale).astype(x.dtype)
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:

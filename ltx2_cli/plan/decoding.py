@@ -22,6 +22,7 @@ from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
 from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Extent = tuple[int, int, int]  # frames, height, width
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
@@ -277,15 +278,9 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
 def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
     """Bytes left on each device beside the weights of these networks, or of all networks if they stay resident."""
     held = [
-        bytes_on_device(weight, sharding)
+        bytes_on_device(weight.get_value(), sharding.weight(weight.axes))
         for name, network in networks.present().items()
         for weight in weights(network)
         if all_resident or name in names
     ]
     return device_memory(list(sharding.mesh.devices.flat)).planned - sum(held)
-
-
-def bytes_on_device(weight: Weight, plan: ShardingPlan) -> int:
-    """Bytes of a weight on each device."""
-    value = weight.get_value()
-    return math.prod(plan.weight(weight.axes).shard_shape(value.shape)) * value.dtype.itemsize

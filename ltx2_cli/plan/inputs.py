@@ -7,7 +7,7 @@ from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import Checkpoint, Networks, audio_encoder, network_options, video_encoder
+from ltx2_cli.models.networks import EIGHT_BITS, Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import Loras, SecondStage
@@ -38,7 +38,7 @@ class PlanInputs:
     input_videos: tuple[Video, ...]  # of each condition; an image has one frame
     input_audio: Audio | None  # of the clip, if the request has it
     upsampling: UpsampleFactors | None  # before a second stage; None: there is none
-    reload_stage2: bool  # the second stage's denoiser is read from files: it lacks LoRAs of the first's
+    reload_stage2: bool  # the second stage's denoiser is read from files: its LoRAs cannot be added to the first's
 
 
 def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: SecondStage | None) -> PlanInputs:
@@ -50,7 +50,9 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
     )
     # in-context LoRAs follow references in the first stage alone
     kept = [(lora, strength) for lora, strength in loras if reference_scale(lora) is None]
-    reload_stage2 = second is not None and len(kept) < len(loras)
+    # and a sum with weights of eight bits would be rounded twice
+    rounded = spec.weights in EIGHT_BITS
+    reload_stage2 = second is not None and (len(kept) < len(loras) or (rounded and bool(second.loras)))
     if second:
         upsampler = LatentUpsampler(Scope(spec.dtype.value), second.upsampler)
         networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)

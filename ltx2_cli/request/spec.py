@@ -26,6 +26,15 @@ class DType(StrEnum):
     float16 = "float16"
 
 
+class WeightType(StrEnum):
+    """A type in which matrices are held; `auto`: the data type of their network."""
+
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    fp8 = "fp8"
+
+
 @dataclass(frozen=True)
 class Guidance:
     """Guidance scales of one stream."""
@@ -161,6 +170,7 @@ class RunSpec:
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices
     dtype: DType
+    weights: WeightType  # of the matrices in the layers of denoiser, connectors and text encoder
     text_encoder_dtype: DType
     compile_text_encoder: bool
     scan_layers: bool

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import DType, RunSpec, WeightType
 from ltx2_cli.request.spelling import of_condition, option, short_name, typed
 
 MAX_STEPS = 1000
@@ -151,6 +151,9 @@ def _wrong_seeds(spec: RunSpec) -> Iterator[str]:
 
 
 def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
+    if spec.dtype is DType.float32 and spec.weights is not WeightType.auto:
+        half, same = typed("dtype", "bfloat16"), typed("weights", "auto")
+        yield "weights", f"weights {spec.weights} are less exact than dtype float32; nearest: {half}, or {same}"
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:

@@ -19,7 +19,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import RunSpec, WeightType
 from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
 
@@ -77,7 +77,9 @@ def stage_figures(estimate: Estimate, seconds: list[list[float]]) -> Iterator[Fi
 
 def figure_rows(settings: Figures, environment: Figures, figures: list[Figures]) -> Iterator[tuple[str, str]]:
     """What people read of the figures of each stage."""
-    yield "model", f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}, random weights"
+    held = "" if settings["weights"] == WeightType.auto else f", {settings['weights']} in the layers"
+    model = f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}{held}"
+    yield "model", f"{model}, random weights"
     yield "devices", environment["devices"]
     for number, stage in enumerate(figures):
         seconds, least = stage["step_seconds"], stage["least_seconds_by_estimate"]

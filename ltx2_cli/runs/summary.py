@@ -6,6 +6,7 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spec import WeightType
 from ltx2_cli.units import quantity
 
 
@@ -17,6 +18,8 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     if spec.text_encoder is not None:
         yield "text", spec.text_encoder
     yield from (("lora", lora) for lora in spec.lora)
+    if spec.weights is not WeightType.auto:
+        yield "weights", f"{spec.weights} in the layers of denoiser, connectors and text encoder"
     yield "recipe", spec.recipe
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""

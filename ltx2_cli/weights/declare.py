@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, abstract_matrix
+
 M = TypeVar("M", bound=nnx.Module)
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
@@ -21,9 +23,10 @@ TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window,
 
 
 class Weight(nnx.Param[Any]):
-    """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded. Metadata:
-    `source`, the checkpoint's name with `*` for the layer of a stack; `axes`, a logical name or None for each
-    dimension; `layout`, one of the layouts above; `layers`, the size of the leading stacked axis or 0."""
+    """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded; a matrix
+    in eight bits is a `QuantizedMatrix` of them. Metadata: `source`, the checkpoint's name with `*` for the layer of a
+    stack; `axes`, a logical name or None for each dimension; `layout`, one of the layouts above; `layers`, the size of
+    the leading stacked axis or 0."""
 
     source: str
     axes: Axes
@@ -55,7 +58,7 @@ class Weight(nnx.Param[Any]):
         for layer in range(self.layers or 1):
             yield self.source.replace("*", str(layer)) if self.layers else self.source, disk
 
-    def with_value(self, value: jax.Array | jax.ShapeDtypeStruct) -> "Weight":
+    def with_value(self, value: jax.Array | jax.ShapeDtypeStruct | QuantizedMatrix) -> "Weight":
         """The same declaration around another value."""
         return Weight(value, **self.get_metadata())
 
@@ -67,6 +70,7 @@ class Scope:
     dtype: DTypeLike
     path: str = ""
     layers: int = 0
+    matrices: DTypeLike | None = None  # int8 or float8_e4m3fn, in which `matrix` declares; None: as `dtype`
 
     def __truediv__(self, name: str | int) -> "Scope":
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
@@ -85,6 +89,18 @@ class Scope:
             shape, axes = (self.layers, *shape), ("layers", *axes)
         value = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype or self.dtype))
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
+
+    def matrix(self, name: str, shape: Shape, axes: Axes) -> Weight:
+        """Declare a matrix (out, in), in eight bits where the scope says so."""
+        weight = self.weight(name, shape, axes)
+        if self.matrices is None:
+            return weight
+        return weight.with_value(abstract_matrix(weight.shape, self.matrices))
+
+    @property
+    def in_full(self) -> "Scope":
+        """The scope whose matrices are not in eight bits."""
+        return replace(self, matrices=None)
 
 
 def is_weight(node: object) -> bool:

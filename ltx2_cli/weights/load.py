@@ -4,7 +4,7 @@ chunk."""
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from os import cpu_count
 from typing import Any, TypeVar
@@ -19,11 +19,11 @@ from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.checkpoint import Index, TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
+from ltx2_cli.weights.quantized_matrix import Place, places
 from ltx2_cli.weights.tensors import DTYPES, shape_text
 from ltx2_cli.weights.transfer import (
     Chunk,
     LoraDeltas,
-    Place,
     Placement,
     chunks,
     compile_transfer,
@@ -84,7 +84,7 @@ def load(
     if chunk_bytes is None and platforms - {"cpu"}:  # a CPU device uses the host's array without a copy
         chunk_bytes = CHUNK_BYTES
     all_chunks = [chunk for weight in parameters for chunk in chunks(weight, files, place, lora_deltas, chunk_bytes)]
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, Any] = {}
     arriving = None
     # Programs that finish chunks, in the order of their use.
     transfers = dict.fromkeys(chunk.transfer for chunk in all_chunks if not chunk.transfer.direct)
@@ -190,7 +190,7 @@ def merge_lora(module: nnx.Module, place: Placement, lora_deltas: LoraDeltas) ->
     place, one weight at a time: a device holds a weight twice only if its layout changes, and the host holds the
     factors of one tensor."""
     for weight in weights(module):
-        weight.set_value(_moved(weight.get_value(), place(weight)))
+        weight.set_value(jax.tree.map(_moved, weight.get_value(), places(weight.get_value(), place(weight))))
         add = lora_merger(place(weight), weight.order)
         for layer, (name, _) in enumerate(weight.tensors()):
             if name in lora_deltas:
@@ -211,10 +211,12 @@ def not_finite(module: nnx.Module) -> list[str]:
     """Names on disk of the tensors of a loaded `module` that hold a NaN or an infinity."""
     names = []
     for weight in weights(module):
-        finite = to_host(jitted(_finite, None, by_layer=bool(weight.layers))(weight.get_value())).reshape(-1)
+        arrays = jax.tree.leaves(weight.get_value())
+        finite = to_host(jitted(_finite, None, by_layer=bool(weight.layers))(arrays)).reshape(-1)
         names += [name for (name, _), good in zip(weight.tensors(), finite, strict=True) if not good]
     return names
 
 
-def _finite(array: jax.Array, by_layer: bool) -> jax.Array:
-    return jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None)
+def _finite(arrays: list[jax.Array], by_layer: bool) -> jax.Array:
+    finite = (jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None) for array in arrays)
+    return reduce(jnp.logical_and, finite)

@@ -17,10 +17,10 @@ from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
+from ltx2_cli.weights.quantized_matrix import LARGEST, Place, QuantizedMatrix, abstract_matrix, cast, placed, places
 
 SMALL = 2**22  # bytes: a smaller array is sent to each device; a program to gather it would take longer
 TRANSFERS = 512  # cached programs: more than the kinds of weights of all networks
-Place = NamedSharding | Format
 Placement = Callable[[Weight], Place]
 Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
 LoraDeltas = Mapping[str, LoraDelta]  # by tensor
@@ -66,8 +66,13 @@ class Transfer:
     @property
     def direct(self) -> bool:
         """Whether the array that is sent is the weight itself, so that no program finishes it."""
-        same = self.stored == self.dtype and self.sharding == self.place
+        same = self.stored == self.dtype and self.sharding == self.place and not self.rounded
         return same and not self.scaled and not self.rank and self.stack is None
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the weight is a matrix in eight bits."""
+        return self.dtype in LARGEST
 
     def parts(self) -> dict[str, Index]:
         """Indices of the parts for this host's devices, by their text."""
@@ -97,10 +102,11 @@ def chunks(
     weight: Weight, files: TensorFiles, place: Placement, lora_deltas: LoraDeltas, chunk_bytes: int | None
 ) -> Iterator[Chunk]:
     """Split a weight into chunks: as many layers as fit into `chunk_bytes` and divide the stack evenly. A layer with a
-    scale or a LoRA delta is a chunk of its own. `chunk_bytes` None, for devices that compute in the host's memory: one
-    chunk, cast by the host. The host also casts small weights, and those that it decodes."""
+    scale or a LoRA delta, or in eight bits, is a chunk of its own. `chunk_bytes` None, for devices that compute in the
+    host's memory: one chunk, cast by the host. The host also casts small weights, and those that it decodes."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
-    computed = any(files[name].scale or name in lora_deltas for name, _ in tensors)
+    rounded = isinstance(value, QuantizedMatrix)
+    computed = rounded or any(files[name].scale or name in lora_deltas for name, _ in tensors)
     count = 1 if computed else len(tensors) if chunk_bytes is None else _layers_together(tensors, files, chunk_bytes)
     # Dimensions in the order on disk, so that parts are contiguous there; layers last.
     disk_first = [stacked + weight.order.index(i) for i in range(len(weight.order))] + [0] * stacked
@@ -155,11 +161,13 @@ def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place
 @lru_cache(TRANSFERS)
 def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, jax.stages.Compiled]:
     """Two programs for a transfer that is not direct: () -> the empty stack, or None without a stack; and (stack or
-    None, array, scale or None, factors or None, first layer) -> the weight, in the stack's memory."""
+    None, array, scale or None, factors or None, first layer) -> the weight, in the stack's memory. A matrix is rounded
+    to eight bits in the parts that are sent, before they are gathered."""
     place, order = transfer.place, transfer.order
 
-    def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> jax.Array:
-        array = jax.lax.with_sharding_constraint(array, sharding_of(place))  # gathered first
+    def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> Any:
+        if not transfer.rounded:
+            array = jax.lax.with_sharding_constraint(array, sharding_of(place))  # gathered first
         if scale is not None or factors is not None:  # computed in float32, cast once
             array = array.astype(jnp.float32)
         if scale is not None:
@@ -167,16 +175,29 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
         if factors is not None:
             layer = array.reshape(array.shape[array.ndim - len(order) :])
             array = _add(layer, factors, order, place).reshape(array.shape)
-        array = array.astype(transfer.dtype)
-        return array if stack is None else jax.lax.dynamic_update_slice_in_dim(stack, array, first, 0)
+        value = cast(array, transfer.dtype)
+        if stack is None:
+            return value
+        return jax.tree.map(partial(jax.lax.dynamic_update_slice_in_dim, start_index=first, axis=0), stack, value)
 
-    empty = stack = None
-    if transfer.stack is not None:
-        stack = jax.ShapeDtypeStruct(transfer.stack, transfer.dtype, sharding=place)
-        empty = jitted_once(partial(jnp.zeros, transfer.stack, transfer.dtype), place).lower().compile()
+    empty, stack = None, _abstract_value(transfer, transfer.stack or transfer.shape)
+    out = places(stack, place)
+    if transfer.stack is None:
+        stack = None
+    else:
+        empty = jitted_once(partial(_zeros, stack), out).lower().compile()
+        stack = placed(stack, place)
     first = jax.ShapeDtypeStruct((), np.int32)
-    finishing = jitted_once(finish, place, donate=("stack",))
+    finishing = jitted_once(finish, out, donate=("stack",))
     return empty, finishing.lower(stack, *_abstract(transfer), first).compile()
+
+
+def _abstract_value(transfer: Transfer, shape: Shape) -> Any:
+    return (abstract_matrix if transfer.rounded else jax.ShapeDtypeStruct)(shape, transfer.dtype)
+
+
+def _zeros(value: Any) -> Any:
+    return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), value)
 
 
 def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:

@@ -28,7 +28,14 @@ def test_a_step_is_measured_by_what_the_maker_says():
     assert figures["least_seconds_by_estimate"] == stage.seconds_per_step
     assert figures["mfu"] == stage.flops / 0.5 / rates.flops
     assert figures["share_of_bandwidth"] == stage.weights / 0.5 / rates.hbm_bandwidth
-    settings = {"model_version": "ltx2", "layers": 48, "dtype": "bfloat16", "sizes": ["768x512"], "passes": [4]}
+    settings = {
+        "model_version": "ltx2",
+        "layers": 48,
+        "dtype": "bfloat16",
+        "weights": "auto",
+        "sizes": ["768x512"],
+        "passes": [4],
+    }
     rows = dict(
         figure_rows({**settings, "steps": [3]}, {"devices": "8 TPU v6 lite", "meshes": ["tokens 4"]}, [figures])
     )

@@ -193,15 +193,23 @@ def test_compiled_figures_replace_estimates(one_stage: Plan, slow: None) -> None
     check(estimate_plan(one_stage, (compiled(held + 2_000_000_000, held),)))
 
 
-def test_insufficient_memory_is_an_error_with_an_alternative(one_stage: Plan, slow: None) -> None:
-    """Alternatives take as many times their estimates as this clip does; here 5 GB must become 2.2."""
-    held = estimate_plan(one_stage).weight_bytes["transformer"]
+def test_insufficient_memory_is_an_error_with_an_alternative(slow: None) -> None:
+    """Alternatives take as many times their estimates as this clip does; here 25 GB must become 20.8."""
+    spec = read_spec(prompt="rain", model="ltx2", sharding="single", weights="int8")
+    held = estimate_plan(plan := plan_offline(spec, jax.devices())).weight_bytes["transformer"]
     with pytest.raises(
-        DoesNotFitError, match=r"to denoise takes about 42\.8 GB of a device, 37\.8 GB of it for"
+        DoesNotFitError, match=r"to denoise takes about 44\.2 GB of a device, 19\.2 GB of it for"
     ) as error:
-        check(estimate_plan(one_stage, (compiled(held + 5_000_000_000, held),)))
+        check(estimate_plan(plan, (compiled(held + 25_000_000_000, held),)))
     assert str(error.value).endswith("this machine has 40.0 GB for each of its devices")
     assert "--set num_frames=" in error.value.hint
+
+
+def test_the_same_clip_in_eight_bits_is_suggested_first(one_stage: Plan, slow: None) -> None:
+    held = estimate_plan(one_stage).weight_bytes["transformer"]
+    with pytest.raises(DoesNotFitError) as error:
+        check(estimate_plan(one_stage, (compiled(held + 5_000_000_000, held),)))
+    assert error.value.hint == "--set weights=int8"
 
 
 def test_a_refusal_by_the_compiler_does_not_fit(one_stage: Plan, slow: None) -> None:

@@ -28,15 +28,16 @@ REQUESTS: dict[str, dict[str, object]] = {
     "demo": {"model": "demo"},
 }
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
-HEADS, SMALLER = "--set sharding.mesh.heads=4", f"{MOST} --set "
+HEADS, INT8 = "--set sharding.mesh.heads=4", "--set weights=int8"
+SMALLER = f"{MOST} --set "
 # What each device is told, by request: that it fits; what to ask instead; or that only the embedded model fits.
 EXPECTED = {
-    "v6e-1": (DEMO, DEMO, DEMO, FITS),
+    "v6e-1": (INT8, INT8, INT8, FITS),
     "v6e-8": (FITS, FITS, FITS, FITS),
     "v5e-8": (HEADS, HEADS, HEADS, FITS),
     "tpu7x-8": (FITS, FITS, FITS, FITS),
-    "24 GB": (DEMO, DEMO, DEMO, FITS),
-    "48 GB": (SMALLER, SMALLER, SMALLER, FITS),
+    "24 GB": (DEMO, SMALLER, DEMO, FITS),
+    "48 GB": (INT8, INT8, INT8, FITS),
     "80 GB": (FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, FITS),
 }

@@ -1,0 +1,111 @@
+"""Matrices in eight bits are those of the files, rounded to the nearest, wherever they lie."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file
+
+from ltx2_cli.nn.layers import Linear
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.declare import Scope, Weight
+from ltx2_cli.weights.load import load
+from ltx2_cli.weights.quantized_matrix import bytes_on_device, widen
+from tools.weights import random_weights, save
+
+LAYERS, D_IN, D_OUT = 3, 64, 32
+MESH = Mesh(np.asarray(jax.devices()).reshape(4, 2), ("heads", "embed"))
+# half the distance of neighbours, relative to the largest of a row; with 3 bits of mantissa, to a value of its own
+HALF_STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
+
+
+class Network(nnx.Module):
+    def __init__(self, matrices: str | None, dtype: str = "bfloat16"):
+        scope = Scope(dtype, matrices=matrices and jnp.dtype(matrices))
+        self.layers = Linear(scope.stacked("blocks", LAYERS) / "linear", D_IN, D_OUT, ("embed", "heads"))
+        self.whole = Linear(scope / "whole", D_IN, D_OUT, ("heads", "embed"))
+        self.full = Linear(scope.in_full / "full", D_IN, D_OUT, ("embed", None))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, layer: (x + jnp.tile(layer(x), 2), None), x, self.layers)
+        return self.whole(x)
+
+
+def split(weight: Weight) -> NamedSharding:
+    return NamedSharding(MESH, PartitionSpec(*(axis if axis in MESH.axis_names else None for axis in weight.axes)))
+
+
+def one_device(weight: Weight) -> NamedSharding:
+    return NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("device",)), PartitionSpec())
+
+
+class Delta:
+    """A LoRA's factors of the second layer."""
+
+    rank = 2
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        draw = np.random.default_rng(5)
+        return draw.standard_normal((2, D_IN), np.float32), 0.01 * draw.standard_normal((D_OUT, 2), np.float32)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TensorFiles:
+    save(random_weights(Network(None, "float32"), seed=0), tmp_path / "model.safetensors")
+    return TensorFiles(tmp_path)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1000])
+@pytest.mark.parametrize("place", [one_device, split])
+@pytest.mark.parametrize("matrices", HALF_STEP)
+def test_matrices_are_rounded_once_to_the_nearest(
+    files: TensorFiles, matrices: str, place: Any, chunk_bytes: int | None
+) -> None:
+    name = "blocks.1.linear.weight"
+    loaded = load(Network(matrices), files, place, {name: Delta()}, chunk_bytes)
+    a, b = map(np.float64, Delta().read())
+    stored = {name: tensor.astype(np.float64) for name, tensor in load_file(files[name].file).items()}
+    stored[name] += b @ a
+    kernel = loaded.layers.kernel.get_value()
+    assert (kernel.dtype, kernel.scale.shape) == (jnp.dtype(matrices), (LAYERS, D_OUT))
+    got = [*np.asarray(widen(kernel, jnp.float32)), widen(loaded.whole.kernel.get_value(), jnp.float32)]
+    for tensor, matrix in zip([*(f"blocks.{layer}.linear" for layer in range(LAYERS)), "whole"], got, strict=True):
+        exact = stored[f"{tensor}.weight"]
+        largest = np.abs(exact).max(axis=1, keepdims=True)
+        bound = HALF_STEP[matrices] * (largest if matrices == "int8" else np.maximum(np.abs(exact), largest * 2**-13))
+        assert (np.abs(np.asarray(matrix, np.float64) - exact) <= 1.001 * bound).all()
+    assert loaded.full.kernel.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("matrices", HALF_STEP)
+def test_a_product_is_that_of_the_rounded_matrix(files: TensorFiles, matrices: str) -> None:
+    """On one device and on eight, scanned and not."""
+    x = np.random.default_rng(1).standard_normal((5, D_IN), np.float32)
+    results = []
+    for place in (one_device, split):
+        network = load(Network(matrices, "float32"), files, place)
+        results.append(np.asarray(jax.jit(Network.__call__)(network, x)))
+    wide = x
+    for layer in range(LAYERS):
+        linear = jax.tree.map(lambda array, layer=layer: array[layer], network.layers)
+        product = wide @ np.asarray(widen(linear.kernel.get_value(), jnp.float32)).T + np.asarray(linear.bias[...])
+        wide = wide + np.tile(product, 2)
+    wide = wide @ np.asarray(widen(network.whole.kernel.get_value(), jnp.float32)).T + np.asarray(network.whole.bias)
+    for got in results:
+        np.testing.assert_allclose(got, wide, rtol=1e-5, atol=1e-5)
+
+
+def test_eight_bits_take_half_of_the_memory_of_sixteen(files: TensorFiles) -> None:
+    sizes = {}
+    for matrices in (None, "int8"):
+        kernel = Network(matrices).layers.kernel
+        sizes[matrices] = bytes_on_device(kernel.get_value(), split(kernel))
+        loaded = load(Network(matrices), files, split).layers.kernel.get_value()
+        held = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(loaded))
+        assert held == sizes[matrices]
+    assert sizes["int8"] == sizes[None] / 2 + LAYERS * D_OUT / 4 * 4  # scales in float32, split over four devices
