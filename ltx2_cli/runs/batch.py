@@ -1,4 +1,4 @@
-"""`ltx2 batch`: the clips of many requests, by one process or by several that share them."""
+"""`ltx2 batch`: the clips of many requests, made by one or several processes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,20 +20,20 @@ from ltx2_cli.runs.session import Session
 
 
 def batch(session: Session, settings: BatchSettings, source: str) -> None:
-    """Make the clips of the jobs in a file, or of those that stdin brings."""
+    """Make the clips of the jobs in a file or from stdin."""
     piped = source == STDIN
     reads = [*settings.reads, *([] if piped else [user_path(source)])]
     settings = replace(settings, piped=piped, reads=reads)
-    check_input_videos(session, settings, reads)
+    check_image_outputs(session, settings, reads)
     jobs = Jobs(session, settings)
     finish(jobs, make(jobs, read_lines(source)))
 
 
-def check_input_videos(
+def check_image_outputs(
     session: Session, settings: BatchSettings, reads: Iterable[Path], sheet: Output | None = None, own: bool = False
 ) -> None:
-    """Raise `UsageError` for a sheet or a preview that cannot be written, or is there and is another picture: a preview
-    may replace any sheet, a sheet where it is this command's `own`."""
+    """Raise `UsageError` for a sheet or preview that cannot be written or would overwrite another image. A preview may
+    replace any sheet; a sheet one of its `own` command."""
     previews = [Output(settings.preview, "--preview")] if settings.preview else []
     replaced = [file.path for file in previews if is_contact_sheet(file.path)]
     replaced += [sheet.path] if sheet and own else []
@@ -41,7 +41,7 @@ def check_input_videos(
 
 
 def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
-    """Make what of the arriving lines is not done. Whether there was any."""
+    """Make the unfinished jobs of the arriving lines. Returns whether there was any."""
     session, worker = jobs.session, None
     if session.hosts.count > 1:
         hint = "--num-processes 1 on each host; --shard I/N, or nothing, shares the jobs between them"
@@ -70,7 +70,7 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
 
 
 def finish(jobs: Jobs, started: bool) -> None:
-    """Print the table. Raises `PartlyFailedError` where jobs failed."""
+    """Print the table. Raises `PartlyFailedError` if jobs failed."""
     jobs.end()
     if started:
         jobs.session.finish(())  # the clips were named one by one

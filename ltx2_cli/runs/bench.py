@@ -1,4 +1,4 @@
-"""`ltx2 bench run`: how long steps take here, beside the estimate."""
+"""`ltx2 bench run`: measured time of steps, compared with the estimate."""
 
 import json
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from ltx2_cli.request.spec import RunSpec, WeightType
 from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
 
-STEPS = 10  # that are measured without --steps
+STEPS = 10  # measured steps, without --steps
 Figures = dict[str, Any]
 
 
 def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_json: bool) -> None:
-    """Print what was measured of a request, and write it into `files`, one or none. Raises `DoesNotFitError`, with what
-    fits spelt by `typed`, before any work."""
+    """Measure a request, print the figures, and write them into `files`, one or none. Raises `DoesNotFitError` before
+    any work, with an alternative that fits, spelt by `typed`."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
         spec = replace(spec, num_inference_steps=STEPS)
 
@@ -57,8 +57,8 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
 
 
 def stage_figures(estimate: Estimate, seconds: list[list[float]]) -> Iterator[Figures]:
-    """What the measured seconds of the steps of each stage mean beside the estimate, on one device. Shares are of what
-    the maker of the device says, where that is known."""
+    """The measured seconds of each stage's steps compared with the estimate, on one device. Fractions are of the
+    device's published rates, if known."""
     rates = chip(estimate.plan.sharding.mesh.devices.flat[0].device_kind)
     for stage, times in zip(estimate.stages, seconds, strict=True):
         middle = median(times)
@@ -76,7 +76,7 @@ def stage_figures(estimate: Estimate, seconds: list[list[float]]) -> Iterator[Fi
 
 
 def figure_rows(settings: Figures, environment: Figures, figures: list[Figures]) -> Iterator[tuple[str, str]]:
-    """What people read of the figures of each stage."""
+    """Rows for people: the figures of each stage."""
     held = "" if settings["weights"] == WeightType.auto else f", {settings['weights']} in the layers"
     model = f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}{held}"
     yield "model", f"{model}, random weights"

@@ -29,11 +29,11 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE, flow, key_lines
 from ltx2_cli.runs.build_request import ANYTHING, Layers, collect_layers, config_page, resolve_size_options
 
-COLUMN = 44  # where origins begin, behind values that are not longer
+COLUMN = 44  # where origins begin, behind shorter values
 
 
 def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
-    """Print the request of values by their keys."""
+    """Print the request of these values, by key."""
     anything = {} if collect_layers(typed, layers).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
     values = resolve_size_options({**typed, **anything}, layers, report)
@@ -54,7 +54,8 @@ def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
 
 
 def with_origins(asked: RequestLayers, spec: RunSpec, config: Path | None) -> tuple[RunSpec, dict[str, str]]:
-    """The request, completed as far as names tell of its checkpoint, and the origin of each value by dotted key."""
+    """The request, completed as far as the names of its checkpoint allow, and the origin of each value by dotted
+    key."""
     from ltx2_cli.plan.recipe import guess_model_version, guess_request
 
     version = guess_model_version(spec)
@@ -79,7 +80,7 @@ def with_origins(asked: RequestLayers, spec: RunSpec, config: Path | None) -> tu
 def _page(
     values: Mapping[str, Any], sources: Mapping[str, str], section: str = "", above: str = "default"
 ) -> Iterator[str]:
-    """Lines of YAML, the origin of each value behind it: its own, or that of its section, `above`."""
+    """Lines of YAML, each value with its origin, or that of its section, `above`."""
     indent = "  " * section.count(".")
     for name, value in values.items():
         key = f"{section}{name}"
@@ -94,7 +95,7 @@ def plain(value: Any) -> Any:
     """A value of a request as YAML and JSON have it."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):  # of a list; what is left out is as it is by default
+    if is_dataclass(value) and not isinstance(value, type):  # an item of a list, without its defaults
         return {field.name: given for field in fields(value) if (given := vars(value)[field.name]) != field.default}
     return value
 

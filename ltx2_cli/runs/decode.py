@@ -1,4 +1,4 @@
-"""`ltx2 decode`: from saved latents to a video, to frames or sound."""
+"""`ltx2 decode`: decode saved latents to a video, frames or audio."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ltx2_cli.runs.session import Session, file_facts, request_facts, synchroniz
 
 ENDINGS = (".mp4", ".wav", ".png")
 FRAMES = "frames"
-UNDENOISED: dict[str, object] = {  # what decoding needs nothing of
+UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "lora": [],
     "second_stage.sigmas": [],
     "conditions": [],
@@ -40,8 +40,8 @@ def decode(
     names: Sequence[str],
     silent: bool,
 ) -> None:
-    """Decode the latents in a file, write files of these names and print their paths. `given` are values of the request
-    by their keys."""
+    """Decode the latents of a file into files of these names and print their paths. `given`: values of the request by
+    key."""
     with synchronized(session.hosts) as facts:
         file = open_latents(user_path(path))
         made = Streams(*map(all, file.shapes))
@@ -52,7 +52,7 @@ def decode(
         if "record" not in file.metadata:
             note_environment(session.report, given, layers.settings)
         spec = latents_request(file, given, layers, UNDENOISED, session)
-        # What a record asked of denoising is not said to change nothing.
+        # A record's values for denoising are not reported as unused.
         spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
         facts |= {**request_facts(spec), **file_facts([file.path])}
         facts |= {"output": str(kinds), "silent": str(silent)}
@@ -92,7 +92,7 @@ def decode(
 def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str]) -> None:
     """Write a file of one of the kinds."""
     match kind:
-        case ".mp4":  # it says of itself what its latents do
+        case ".mp4":  # with the metadata of its latents
             write_mp4(media, path, metadata)
         case ".wav":
             write_wav(media, path)

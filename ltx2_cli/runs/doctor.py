@@ -42,7 +42,7 @@ HALF = 0.5  # of a GPU's memory that jax takes: with less, most clips do not fit
 
 
 class State(StrEnum):
-    """How grave a finding is."""
+    """Severity of a finding."""
 
     ok = "ok"
     note = "note"
@@ -50,7 +50,7 @@ class State(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at, and what to do about it."""
+    """The result of one check, and its cure."""
 
     area: str
     state: State
@@ -75,7 +75,7 @@ def sentence(finding: Finding) -> str:
 
 
 def examine(report: Report) -> Iterator[Finding]:
-    """All findings; those of devices last, which take longest."""
+    """All findings. Devices come last: they take longest."""
     yield from check_versions()
     yield check_ffmpeg()
     yield from check_folders()
@@ -107,7 +107,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def _fault(required: Requirement) -> str:
-    """What is wrong with the installed version of a library; empty where nothing is."""
+    """The problem of the installed version of a library; empty if none."""
     try:
         installed = metadata.version(required.name)
     except metadata.PackageNotFoundError:
@@ -166,7 +166,7 @@ def check_devices(devices: "Iterable[jax.Device]") -> Iterator[Finding]:
 
 
 def check_drivers(used: str) -> Iterator[Finding]:
-    """TPUs and GPUs that are in this machine, and that jax does not use."""
+    """TPUs and GPUs of this machine that jax does not use."""
     plugins = any(map(find_spec, ("jax_cuda13_plugin", "jax_cuda12_plugin")))
     parts = (
         ("TPU", not is_tpu_absent(None), "tpu", bool(find_spec("libtpu")), "libtpu"),
@@ -200,7 +200,7 @@ def check_computing(devices: "Iterable[jax.Device]", report: Report) -> Iterator
 
 
 def _attempt(check: Callable[[], float]) -> float | CommandError | RuntimeError:
-    """What a check gives or raises, jax's own errors included."""
+    """The result or the error of a check, including jax's errors."""
     try:
         return check()
     except (CommandError, RuntimeError) as error:
@@ -208,7 +208,7 @@ def _attempt(check: Callable[[], float]) -> float | CommandError | RuntimeError:
 
 
 def _judged(area: str, what: str, error: float | CommandError | RuntimeError, most: float, cure: str) -> Finding:
-    """A relative error beside what is right. A kernel that is not made for the device is no fault."""
+    """A relative error compared with the allowed one. A kernel that does not support the device is no fault."""
     if isinstance(error, UsageError):
         return Finding(area, State.ok, f"not used here: {error}")
     if not isinstance(error, float):

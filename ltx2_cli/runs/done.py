@@ -1,6 +1,6 @@
-"""Which clips are there already: the request of a record and one that is asked for, in one form. Files count by what
-they hold, not by their names. Where a record has no hash of a file, or of weights that of their header alone, the file
-is the same unless it was written after the record."""
+"""Finished clips: compare the request of a record with a new one, in one form. Files are compared by content, not by
+name. If a record has no hash of a file, or of weights their header's alone, the file counts as the same unless it was
+written after the record."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,13 +39,13 @@ WEIGHTS = "*.safetensors"
 
 
 def is_done(spec: RunSpec) -> bool:
-    """Whether each clip of the request is there, with a record of this request beside it."""
+    """Whether each clip of the request exists, with a record of this request beside it."""
     clips = zip(output_paths(spec), single_specs(spec), strict=True)
     return all(os.path.exists(video) and not _difference_beside(video, single) for video, single in clips)
 
 
 def check_same(spec: RunSpec) -> None:
-    """Raise `UsageError` for a clip that is there and was made of another request, as its record says."""
+    """Raise `UsageError` for an existing clip whose record is of another request."""
     for video, single in zip(output_paths(spec), single_specs(spec), strict=True):
         if video.exists() and record_path(video).exists() and (other := _difference_beside(video, single)):
             hint = "--force overwrites it, or name another: -o FILE"
@@ -53,8 +53,8 @@ def check_same(spec: RunSpec) -> None:
 
 
 def unfinished_state(spec: RunSpec, plan: "Plan") -> "tuple[RunState | None, str]":
-    """How far the run in the `.run` file of a request is, or why it is begun anew: what has changed since. Raises
-    `UsageError` for a run of another request, or a file that is none."""
+    """The progress of the run in the `.run` file of a request, or the reason to restart it: changes since then. Raises
+    `UsageError` for a run of another request, or another file."""
     from ltx2_cli.core.provenance import environment_changes, read_provenance
     from ltx2_cli.core.saved_run import RunGoal, open_saved_run
 
@@ -81,8 +81,8 @@ def owned_files(spec: RunSpec, product: Product, done: int) -> set[Path]:
 
 
 def differences(record: Mapping[str, Any], spec: RunSpec, made: int) -> Iterator[str]:
-    """In what the request of a record, `made` at that time, differs from this one. What either leaves open may have
-    become anything."""
+    """Differences between the request of a record, `made` at that time, and this one. Values that either leaves open
+    are not compared."""
     asked = record.get(ASKED)
     others = set(asked if isinstance(asked, list) else ()).symmetric_difference(spec.asked)
     if others or asked is None:
@@ -138,7 +138,7 @@ def _same(recorded: object, wanted: object, made: int) -> bool:
 
 
 def _same_content(recorded: ConditionSpec | AudioSpec, wanted: ConditionSpec | AudioSpec, made: int) -> bool:
-    """Whether the file that is wanted is the one that was read."""
+    """Whether the wanted file is the recorded one."""
     file = Path(expanduser(wanted.path))
     if recorded.sha256 is None:
         return recorded.path == wanted.path and not _is_newer(file, made)
@@ -146,7 +146,7 @@ def _same_content(recorded: ConditionSpec | AudioSpec, wanted: ConditionSpec | A
 
 
 def _changed_weights(record: Mapping[str, Any], spec: RunSpec, made: int) -> Iterator[str]:
-    """Files of weights, LoRAs and noise that are not those of a record. What is not on this machine is not
+    """Files of weights, LoRAs and noise that differ from a record's. Files that are not on this machine are not
     compared."""
     named, places = [*_named_files(record, spec)], list[Path]()
     for name, wanted in named:
@@ -192,7 +192,7 @@ def _place(name: str, wanted: tuple[str, ...]) -> Path:
 
 
 def _file_in(place: Path, name: Path) -> Path | None:
-    """The file whose path ends so, which is a place or lies in it."""
+    """The file whose path ends with `name`: `place` itself or a file in it."""
     parts = name.parts
     for number in range(len(parts) + 1):
         if (
@@ -204,7 +204,7 @@ def _file_in(place: Path, name: Path) -> Path | None:
 
 
 def _same_weights(file: Path, recorded: str, made: int) -> bool:
-    """Whether a file is the one of this digest. A large one that was never hashed is read where only that can tell."""
+    """Whether a file has this digest. A large file that was never hashed is read only if nothing else decides."""
     if recorded.startswith(HEADER):
         return header_digest(file) == recorded and not _is_newer(file, made)
     known = known_digest(file)

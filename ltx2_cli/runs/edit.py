@@ -1,4 +1,4 @@
-"""`ltx2 retake` and `ltx2 extend`: a clip and its part to regenerate become a request like any other."""
+"""`ltx2 retake` and `ltx2 extend`: build the request for a clip and its part to regenerate."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class EditOptions:
 
 @dataclass(frozen=True)
 class EditedClip:
-    """The clip of an edit, opened."""
+    """The opened clip of an edit."""
 
     edit: EditOptions
     video: Video
@@ -54,7 +54,7 @@ class EditedClip:
 
     @property
     def references(self) -> list[object]:
-        """The references that its record names, and their mask, unless other LoRAs are asked for."""
+        """The references of its record and their mask, unless other LoRAs are asked for."""
         stated: Any = self.record.values.get("conditions") if self.record else None
         asked = "lora" in self.edit.given or any(text.startswith("lora=") for text in self.edit.settings)
         if asked or not isinstance(stated, list):
@@ -64,7 +64,7 @@ class EditedClip:
     def request(
         self, session: Session, num_frames: int | None = None, condition: Mapping[str, object] | None = None
     ) -> RunSpec:
-        """The request for this clip, with a condition that says which part is regenerated."""
+        """The request for this clip, with the condition of its regenerated part."""
         given, path = self.edit.given, user_path(self.edit.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
@@ -91,7 +91,7 @@ def retake(
     streams: str,
     num_frames: int | None,
 ) -> None:
-    """Regenerate a part of a clip, from and to these times, print the paths, or say what would be done."""
+    """Regenerate a `part` of a clip, from and to these times, and print the paths, or print a dry run."""
     with synchronized(session.hosts) as facts:
         note_environment(session.report, edit.given, edit.settings)
         spec = _retaken(session, _open(edit), part, streams, num_frames)
@@ -100,7 +100,7 @@ def retake(
 
 
 def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
-    """Continue a clip for this time, and print the paths of the whole, or say what would be done."""
+    """Extend a clip by this time and print the paths of the whole clips, or print a dry run."""
     with synchronized(session.hosts) as facts:
         note_environment(session.report, edit.given, edit.settings)
         spec = _extended(session, _open(edit), seconds, num_frames)
@@ -109,8 +109,7 @@ def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: 
 
 
 def _open(edit: EditOptions) -> EditedClip:
-    """The clip that is named. Raises `UsageError` where it is of a size that no model makes, or nobody says what it
-    shows."""
+    """Open the clip. Raises `UsageError` for a size that no model makes, and for a clip without a record or prompt."""
     path, asked = user_path(edit.clip), edit.given.get("fps")
     if isinstance(asked, int | float) and (problem := RANGES["fps"].problem(asked, typed("fps"))):
         raise UsageError(f"fps {asked:g} is {problem}", "")

@@ -1,4 +1,4 @@
-"""A request carried out: the run itself, what is wrong with its clips, and how it can be resumed."""
+"""Execute a request: run the plan, report flaws of its clips, and resume after an interruption."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ from ltx2_cli.runs.settings import RunSettings
 def execute_request(
     session: Session, spec: RunSpec, settings: RunSettings, product: Product, drawn: bool, files: list[Output]
 ) -> None:
-    """Make clips, or only warm up, after what has to be downloaded was said, and the seed if it was `drawn`."""
+    """Make clips, or only warm up, after reporting the downloads, and the seed if it was `drawn`."""
     request = Request(spec, find_devices(), product=product)
     if not session.dry_run:
         check_downloads(session, request)
@@ -68,7 +68,7 @@ def execute_request(
 
 
 def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
-    """Keep how long a run took, of a process that made no other."""
+    """Remember the time of the only run of a process."""
     if session.hosts.first:
         seconds, compiled = monotonic() - session.began - session.fetching, session.compiled
         remember(plan, product, timings, seconds, compiled is None or compiled.compiled_fresh > 0)
@@ -76,7 +76,7 @@ def remember_run(session: Session, plan: Plan, product: Product, timings: Timing
 
 def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
     """Run the checkpointer's plan from `start` and show each finished file. Raises `InterruptedRunError` or
-    `AbortedRunError` where the run was interrupted and can be resumed."""
+    `AbortedRunError` if the run was interrupted and can be resumed."""
     finished = list[Path]()
     with resumable(checkpointer, finished):
         for path, findings in run_plan(checkpointer, components, start):
@@ -87,15 +87,15 @@ def execute(session: Session, checkpointer: RunCheckpointer, components: Compone
 def run_plan(
     checkpointer: RunCheckpointer, components: Components, start: RunState
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Run the checkpointer's plan from `start`: each finished file, and what is wrong with the clip in it."""
+    """Run the checkpointer's plan from `start`: each finished file, and the flaws of its clip."""
     yield from write(checkpointer.plan, components, checkpointer.report, checkpointer.goal.product, start, checkpointer)
     checkpointer.end()
 
 
 @contextmanager
 def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> Iterator[None]:
-    """In the body, signals stop the checkpointer's run after its step, and errors say how it can be resumed. Raises
-    `InterruptedRunError` or `AbortedRunError` where it was interrupted and is kept, or has `finished` clips."""
+    """In the body, signals stop the checkpointer's run after its step, and errors have the command that resumes it.
+    Raises `InterruptedRunError` or `AbortedRunError` if it was interrupted and saved, or has `finished` clips."""
     resume = f"`ltx2 resume {checkpointer.path}` goes on"
     try:
         with stop_on_signal(checkpointer.stop):
@@ -114,7 +114,7 @@ def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> I
 def go_on(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, settings: RunSettings
 ) -> None:
-    """Go on from saved latents, one clip of each file, and show each finished file."""
+    """Continue from saved latents, one clip for each file, and show each finished file."""
     source = InitialLatents(files[0].shapes, spec.fps)
     with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=FIXED_BY_LATENTS)) as plan:
         check_distinct(outputs(spec, product), input_files(plan))

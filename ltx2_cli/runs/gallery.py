@@ -1,5 +1,5 @@
-"""`ltx2 gallery`: the clips of a folder on one HTML page that loads nothing from a network. Records may be strangers':
-the page has them as JSON and shows them as text alone."""
+"""`ltx2 gallery`: the clips of a folder on one HTML page that loads nothing from a network. Records are untrusted: the
+page has them as JSON and shows them only as text."""
 
 import html
 import json
@@ -41,7 +41,7 @@ INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the proven
 
 
 def gallery(folder: Path, output: Path | None, embed: bool, force: bool, as_json: bool) -> None:
-    """Write the page and print its path. Raises `UsageError` where there is no clip."""
+    """Write the page and print its path. Raises `UsageError` if there is no clip."""
     folder = user_path(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", "name the folder that holds the clips")
@@ -71,7 +71,7 @@ def gallery(folder: Path, output: Path | None, embed: bool, force: bool, as_json
 
 
 def _is_clip(path: Path) -> bool:
-    """Whether it is named as a clip; of WAVs, which may be anything, those with a file beside that says more."""
+    """Whether it has the name of a clip; a WAV only with a record beside it."""
     named = path.suffix == ".mp4" or (path.suffix == WAV and record_path(path).is_file())
     return named and not path.name.startswith(".") and path.is_file()
 
@@ -104,7 +104,7 @@ def _blocks(template: str) -> Iterator[tuple[str, str]]:
 
 
 def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageError | None:
-    """What the page knows of a clip, or why it cannot be read; None for a sound that is no clip."""
+    """The page's facts of a clip, or the reason that it cannot be read; None for a WAV that is no clip."""
     try:
         facts = inspect(path)
     except UsageError as error:
@@ -146,7 +146,7 @@ def _name(path: Path) -> str:
 
 
 def _command(path: Path) -> str:
-    """What makes the clip again, and to what options can be added; empty for a name that would steer a terminal."""
+    """The command that makes the clip again; empty for a name with control characters."""
     name = _name(path)
     return "" if STEERING.search(name) or "�" in name else f"ltx2 generate --config {shlex.quote(name)}"
 
@@ -171,11 +171,11 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _timings(path: Path) -> dict[str, float | None]:
-    """How long the run took, and a step, by the file that --perf-dump left beside a clip, if there is one."""
+    """Seconds of the run and of a step, from the file that --perf-dump wrote beside a clip, if any."""
     try:
         dump = json.loads(read_limited(path, MAX_TIMINGS, "name a file that --perf-dump wrote"))
         steps = [float(step["duration_ms"]) for step in dump["denoise_steps_ms"]]
         times = {"took": float(dump["total_duration_ms"]) / 1000, "step": median(steps) / 1000}
     except (OSError, UsageError, ValueError, KeyError, TypeError, RecursionError):
-        times = {}  # there is none, or it is another program's
+        times = {}  # no such file, or another program's
     return {name: times[name] if math.isfinite(times.get(name, math.nan)) else None for name in ("took", "step")}

@@ -1,4 +1,4 @@
-"""`ltx2 info`: what a file is, and what made it. Only headers of weights are read."""
+"""`ltx2 info`: describe files and their origin. Reads only the headers of weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,7 +35,7 @@ Row = tuple[str, str]
 
 
 def info(files: Sequence[Path], as_json: bool) -> None:
-    """Print what the files are. Raises `UsageError` afterwards for those that are nothing that is known."""
+    """Print descriptions of the files. Raises `UsageError` afterwards for files of unknown kinds."""
     infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in files})
     if as_json:
         print_json(list(infos.values()))
@@ -74,7 +74,7 @@ def _range(ranks: Sequence[int]) -> str:
 
 
 def _rows(facts: FileFacts) -> Iterator[Row]:
-    """What is shown of anything but a LoRA."""
+    """Rows of any file except a LoRA."""
     yield facts["kind"], facts["file"]
     if "bytes" in facts:
         parameters = f", {_count(facts['parameters'])} parameters" if "networks" in facts else ""
@@ -103,7 +103,7 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
 
 
 def _record_rows(record: FileFacts) -> Iterator[Row]:
-    """The request, as far as one knows a clip by it, and what it was made with."""
+    """The main values of the request, and its provenance."""
     for key in REQUEST:
         if (value := record.get(key)) not in (None, "", []):
             text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
@@ -128,7 +128,7 @@ def _record_rows(record: FileFacts) -> Iterator[Row]:
 
 
 def _item_text(item: object) -> str:
-    """A value, or an item of a list, what a clip is given as its option names it."""
+    """A value or an item of a list; input files as their options name them."""
     if isinstance(item, dict) and item.keys() <= {"path", "sha256"}:
         return str(item.get("path"))
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
@@ -140,5 +140,5 @@ def _item_text(item: object) -> str:
 
 
 def _count(parameters: int) -> str:
-    """Numbers as people say them: `18.9 B`, `0.5 M`."""
+    """A count in short: `18.9 B`, `0.5 M`."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 5e7 else f"{parameters / 1e6:.1f} M"

@@ -1,4 +1,4 @@
-"""What a file is, and what made it. Only headers of weights are read."""
+"""Recognise files and read their facts and origin. Reads only the headers of weights."""
 
 import re
 from collections import Counter
@@ -27,12 +27,12 @@ DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a sin
 VIDEO_FACTS = ("width", "height", "num_frames", "seconds", "sample_rate", "fps")
 RECORDS = (".yaml", ".yml", ".json")
 LAYER = re.compile(r"(blocks)\.\d+\.")
-FileFacts = dict[str, Any]  # as JSON has them; None is what a file does not say of itself
+FileFacts = dict[str, Any]  # for JSON; None: the file does not state it
 
 
 def inspect(path: Path) -> FileFacts:
-    """What `path` is: its `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
-    request that made it. Raises `UsageError` where it is damaged, or of no known kind."""
+    """The facts of a file: `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
+    request that made it. Raises `UsageError` if it is damaged or of no known kind."""
     if path.is_dir():
         from ltx2_cli.models.networks import is_checkpoint, open_folder
 
@@ -70,7 +70,7 @@ def _unknown(path: Path, reason: str) -> UsageError:
 
 
 def _tensors(path: Path, place: Path) -> FileFacts:
-    """A safetensors file, by the names of its tensors; `place` is what the user named."""
+    """A safetensors file, recognised by the names of its tensors; `place` is the path that the user named."""
     tensors, metadata = read_header(path)
     if UNFINISHED in metadata and "record" in metadata:
         record = _parsed(metadata["record"], f"the record in {path}")
@@ -98,7 +98,7 @@ def _tensors(path: Path, place: Path) -> FileFacts:
 
 
 def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: FileFacts) -> FileFacts:
-    """A video or latents, with what the metadata says of both alike."""
+    """A video or latents, with the metadata that both have."""
     record, stated = None, {name: metadata.get(name) for name in ("model_version", "stage")}
     if "record" in metadata:
         try:
@@ -109,7 +109,7 @@ def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: FileFacts) 
 
 
 def _wav(path: Path) -> FileFacts:
-    """A WAV, with the record beside it where that is one of a sound made alone: a WAV has no place for its own."""
+    """A WAV, with the record beside it if that is of a WAV: the file itself has no place for a record."""
     seconds, rate = open_wav(path)
     facts = {"kind": "sound", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}
     record = None
@@ -121,7 +121,7 @@ def _wav(path: Path) -> FileFacts:
 
 
 def _parsed(text: str, source: str) -> FileFacts:
-    """A record. Raises `UsageError` where the text is none."""
+    """A record. Raises `UsageError` for another text."""
     values = dict(read_text(text, source).values)
     if not isinstance(values.get(PROVENANCE), dict):
         raise UsageError(f"{source} is no record of a clip: it does not say what it was `{PROVENANCE}`", KNOWN)
@@ -152,7 +152,7 @@ def _weights(files: Mapping[str, TensorFiles]) -> FileFacts:
 
 
 def lora_facts(file: LoraFile) -> FileFacts:
-    """What the header of a LoRA says. Targets that differ in their layer alone are one, with `*` for the layer."""
+    """Facts from the header of a LoRA. Targets that differ only in their layer are one, with `*` for the layer."""
     pairs, groups = file.pairs.values(), dict[tuple[str, tuple[int, int]], list[LoraPair]]()
     for target, pair in file.pairs.items():
         groups.setdefault((LAYER.sub(r"\1.*.", target), pair.shape), []).append(pair)

@@ -1,4 +1,4 @@
-"""The jobs of a batch: the request of each line, which are done, and what became of them. Imports no jax."""
+"""The jobs of a batch: the request of each line, and the results. Imports no jax."""
 
 import json
 from collections import Counter, deque
@@ -38,28 +38,28 @@ from ltx2_cli.runs.shard import AUTO, parse_shard
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
-MOST_ROWS = 40  # of the table; of more jobs it has those that failed
-MOST_FAILURES = 2  # that the error names
+MOST_ROWS = 40  # of the table; with more jobs, it has only the failed ones
+MOST_FAILURES = 2  # named in the error
 APART = "-o 'out/{prompt:.40}-{seed}-{line}.mp4' tells them apart"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A clip, or those of the following seeds at once. Its request is built again when it is needed."""
+    """A clip, or a batch of clips with consecutive seeds. Its request is built again when needed."""
 
     line: int
     values: Mapping[str, Any]  # of the line
     seed: int
     clips: tuple[str, ...] = ()
-    shape: int = 0  # jobs of one number run the same programs
-    work: int = 0  # jobs of one number take as long
-    inputs: int = 0  # jobs of one number are refused or planned alike
+    shape: int = 0  # equal for jobs that run the same programs
+    work: int = 0  # equal for jobs that take the same time
+    inputs: int = 0  # equal for jobs that are refused or planned alike
     done: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job, or of a line that is none."""
+    """The result of a job, or of an invalid line."""
 
     line: int
     status: str
@@ -71,7 +71,7 @@ class Result:
     hint: str = ""
 
     def as_json(self) -> str:
-        """One line, without what is empty."""
+        """One line, without empty values."""
         values = {**vars(self), "seconds": round(self.seconds, 3) or None}
         return json.dumps({key: value for key, value in values.items() if value not in ("", (), None)})
 
@@ -83,24 +83,24 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings(RunSettings):
-    """How jobs are carried out, and what they have in common."""
+    """Settings of a batch, and the values common to its jobs."""
 
     given: Mapping[str, Any] = field(default_factory=dict)  # values of every job, by key, below those of its line
     layers: Layers = field(default_factory=Layers)
     names: str | None = None  # a template for the names of clips
     shard: str | None = None  # I/N or `auto`: the jobs of this worker
     fail_fast: bool = False  # the first failed job ends the batch
-    confined: bool = False  # lines write into the output folder alone
-    piped: bool = False  # lines come for ever: what is over is forgotten
-    reads: Sequence[Path] = ()  # whose place no clip takes
+    confined: bool = False  # lines write only into the output folder
+    piped: bool = False  # lines may never end: finished jobs are forgotten
+    reads: Sequence[Path] = ()  # input files, which no clip overwrites
 
 
 class SameNameError(UsageError):
-    """A job whose clip another job makes."""
+    """Two jobs make one clip."""
 
 
 class Jobs:
-    """The jobs of a batch as they are read, and what became of those of this worker."""
+    """The jobs of a batch as they are read, and the results of this worker's."""
 
     def __init__(self, session: Session, settings: BatchSettings):
         self.session, self.settings, layers = session, settings, settings.layers
@@ -117,16 +117,15 @@ class Jobs:
         collect_layers(self.given, self.layers, session)
         self.results = deque[Result](maxlen=MOST_ROWS if settings.piped else None)
         self.counts = Counter[str]()  # by status
-        self.failures = Counter[bool]()  # by whether a job may succeed another time
+        self.failures = Counter[bool]()  # by whether a job may succeed later
         self.errors = list[CommandError]()  # the first ones
         self.owners = dict[str, tuple[int, int]]()
-        self.position = 0  # of the next job, among those of all shards
-        self.unit = "line"  # what a job is in the file
+        self.position = 0  # of the next job, in all shards
+        self.unit = "line"  # the form of a job in the file
 
     def read(self, lines: Sequence[Line]) -> list[Job]:
-        """The jobs that this worker has to make, those of one shape together. A line of no request fails. Raises
-        `SameNameError` in a file. Of a pipe, a request that was there before is skipped, and another one of its name
-        fails, when it is made."""
+        """The jobs of this worker, grouped by shape. An invalid line fails. Raises `SameNameError` in a file. From a
+        pipe, a repeated request is skipped, and another request with its name fails, when it is made."""
         jobs = list[Job]()
         for line in lines:
             self.unit = line.unit
@@ -147,7 +146,7 @@ class Jobs:
         return self._single(self.request(job.values), job.line, job.seed)
 
     def add(self, result: Result) -> None:
-        """A job is over."""
+        """Add the result of a job."""
         self.results.append(result)
         self.counts[result.status] += 1
         if self.session.as_json:
@@ -156,7 +155,7 @@ class Jobs:
             self.session.print("\n".join(result.clips))
 
     def fail(self, result: Result, error: CommandError | OSError) -> None:
-        """A job failed. Raises the error of the batch with --fail-fast."""
+        """Add a failed job. Raises the error of the batch with --fail-fast."""
         error = system_error(error) if isinstance(error, OSError) else error
         sentences = f"{self.unit} {result.line}: {error}".split("\n")
         self.failures[isinstance(error, RunError)] += 1
@@ -167,7 +166,7 @@ class Jobs:
             self.end()
 
     def end(self) -> None:
-        """Print the table. Raises `PartlyFailedError` where jobs failed, or the first error where nothing else was."""
+        """Print the table. Raises `PartlyFailedError` if jobs failed, or the first error if all did."""
         if self.errors and self.counts.total() == 1:
             raise self.errors[0]
         shown = [result for result in self.results if self.counts.total() <= MOST_ROWS or result.status == FAILED]
@@ -186,7 +185,7 @@ class Jobs:
         raise PartlyFailedError([f"{total}; {named[0]}", *named[1:]], self._way_out().split("\n"))
 
     def _way_out(self) -> str:
-        """What to do after some jobs failed."""
+        """The hint after failed jobs."""
         if not self.failures[True]:
             return self.errors[0].hint or "mend what is refused; the same command then skips what is done"
         refused = ", but for what is refused" if self.failures[False] else ""
@@ -222,7 +221,7 @@ class Jobs:
                     yield Job(line.number, values, seed, clips, shape, work, inputs, done)
 
     def _check(self, spec: RunSpec, done: bool) -> None:
-        """Raise `UsageError` where the clips of a request cannot be written, or are there and of another one."""
+        """Raise `UsageError` if the clips of a request cannot be written, or exist and are of another request."""
         if not done:
             if not self.session.force:
                 check_same(spec)
@@ -230,7 +229,7 @@ class Jobs:
             check_outputs(files, read_files(spec, *self.settings.reads), self.session.force, own)
 
     def request(self, values: Mapping[str, Any]) -> RunSpec:
-        """The request of a line's values, over what was typed for all."""
+        """The request of a line's values, above the options for all lines."""
         values = by_key(values)
         if CACHE in values:
             raise UsageError(f"`{CACHE}` is not taken from a job: programs are code", typed("compile_cache", "FOLDER"))

@@ -1,4 +1,4 @@
-"""Saved latents: the request that made them, and whether a model can go on from them."""
+"""Saved latents: the request that made them, and checks before a model continues from them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def latents_request(
     file: LatentsFile, given: Mapping[str, object], layers: Layers, replaced: Mapping[str, object], trust: Trust
 ) -> RunSpec:
-    """The request that made the latents, or for a file without a record one of their size; for the devices found here.
-    `replaced` takes the place of what the record says, `given` of both."""
+    """The request that made the latents, or for a file without a record one of their size, for the devices found here.
+    `replaced` overrides the record, `given` overrides both."""
     settings = layers.settings
     size = dict(zip(SIZE, file.size, strict=True))
     if sized := {setting.partition("=")[0] for setting in settings} & size.keys():
@@ -47,7 +47,7 @@ def latents_request(
 
 
 def without_references(record: ConfigLayer) -> dict[str, object]:
-    """What takes the place of a record's values where it has references, which a first stage alone follows."""
+    """Replacements for a record's values if it has references: only a first stage follows them."""
     shown = record.values.get("conditions")
     if not isinstance(shown, list):
         return {}
@@ -56,7 +56,7 @@ def without_references(record: ConfigLayer) -> dict[str, object]:
 
 
 def check_source(file: LatentsFile, plan: "Plan", fps: float) -> None:
-    """Raise `UsageError` for latents of a clip of `fps` frames a second that the plan's model cannot begin with."""
+    """Raise `UsageError` for latents, of a clip of `fps` frames per second, that the plan's model cannot continue."""
     arch, (video, audio) = plan.arch, plan.latent_shapes
     clip = clip_geometry(*file.size, fps, arch.compression, arch.transformer.scales)
     size = clip.frames, clip.height, clip.width

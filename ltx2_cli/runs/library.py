@@ -1,5 +1,5 @@
-"""Runs from Python, as the command line makes them: what does not fit is refused before a download, other processes are
-kept from the files, a record stands beside each clip, and an unfinished run can be resumed."""
+"""Runs from Python, as on the command line: memory is checked before a download, files are locked, each clip has a
+record beside it, and an unfinished run can be resumed."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ from ltx2_cli.runs.settings import RunSettings
 def run_request(
     spec: RunSpec, settings: RunSettings | None = None, *, force: bool = False, report: Report = SILENT
 ) -> list[Path]:
-    """Make the clips of a request and give their paths. `force` overwrites files that are there. Raises `UsageError`
-    for a request that cannot be met, `DoesNotFitError` before anything is downloaded or loaded, `RunError` for a
-    failure, and where it is interrupted `AbortedRunError` if its .run file is there, else `KeyboardInterrupt`."""
+    """Make the clips of a request and return their paths. `force` overwrites existing files. Raises `UsageError` for a
+    request that cannot be met, `DoesNotFitError` before anything is downloaded or loaded, `RunError` for a failure, and
+    after an interruption `AbortedRunError` if its .run file exists, else `KeyboardInterrupt`."""
     with _session(report, force=force) as session:
         make(session, spec, settings or RunSettings(), Product.clips)
         return session.shown
@@ -43,10 +43,10 @@ def resume_run(
     force: bool = False,
     report: Report = SILENT,
 ) -> list[Path]:
-    """Finish an unfinished run from its .run file, to the bytes of an uninterrupted one, and give the paths of what it
-    makes from here on. `changes` may have `output`, `save_latents`, `sharding` and `compile_cache`. Raises as
-    `run_request`, and `UsageError` for other versions or devices without `allow_changes`, and for files that the run
-    names and nobody knows without `trust`."""
+    """Finish an unfinished run from its .run file, with the bytes of an uninterrupted run, and return the paths of its
+    remaining files. `changes` may have `output`, `save_latents`, `sharding` and `compile_cache`. Raises as
+    `run_request`, and `UsageError` for other versions or devices without `allow_changes`, and for unknown files that
+    the run names without `trust`."""
     with _session(report, force=force, trust=trust) as session:
         resume.resume(session, path, changes or {}, allow_changes, None)
         return session.shown
@@ -60,9 +60,9 @@ def run_jobs(
     report: Report = SILENT,
 ) -> Sequence[Result]:
     """Make the clips of many requests with one load of the networks, each a prompt or the values of a request by their
-    keys. Gives what became of each: `status` is `done`, `skipped` where the clip was there already, `elsewhere` where
-    another process makes it, or `failed` with an `error`. Raises `UsageError` where two jobs name one clip, and what
-    ends a batch: a full disk, an interruption."""
+    keys. Returns the result of each: `status` is `done`, `skipped` if the clip already exists, `elsewhere` if another
+    process makes it, or `failed` with an `error`. Raises `UsageError` if two jobs name one clip, and the errors that
+    end a batch: a full disk, an interruption."""
     values = [{"prompt": job} if isinstance(job, str) else job for job in jobs]
     lines = [Line(number, json.dumps(job, default=str), "job") for number, job in enumerate(values, 1)]
     with _session(report, force=force) as session:

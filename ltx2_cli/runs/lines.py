@@ -1,4 +1,4 @@
-"""The lines of a file of jobs, or of a pipe: comments are left out, and what cannot be meant as a job is refused."""
+"""The lines of a file of jobs or of a pipe, without comments. Lines that cannot be jobs are refused."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from ltx2_cli.request.yaml import MAX_DEPTH, MAX_TEXT
 
 STDIN = "-"
 MAX_FILE = 2**26  # bytes
-MOST_READY = 100  # lines of a pipe that are read ahead
+MOST_READY = 100  # lines read ahead from a pipe
 WANTED = "a prompt or a JSON object of the request's keys a line, or a JSON array of such"
 COMMENT = "#"
 LINE_END = re.compile(r"\r\n|\r|\n")
@@ -27,7 +27,7 @@ JSON_TEXT = re.compile(r'"(?:\\.|[^"\\])*"(?P<rest>.*)', re.DOTALL)
 JSON_VALUE = re.compile(r"(null|true|false|-?\d+(\.\d+)?([eE][-+]?\d+)?),?")
 YAML_ITEM = re.compile(r"-(\s+(?P<item>.*)|-*$)|\.\.\.$")
 YAML_PAIR = re.compile(r"(?P<key>\w+)\s*:(\s+(?P<value>.*)|$)")
-NO_PROMPT = ("[", "]", "}", "```", "//", "/*")  # how no prompt begins that is not given as JSON
+NO_PROMPT = ("[", "]", "}", "```", "//", "/*")  # no prompt begins so, except as JSON
 KEYS = {*(field.name for field in fields(RunSpec)), *SIZE_SHORTHANDS, "steps"}
 EXAMPLE = '{"prompt": "a fox yawns", "seed": 7}'
 LONGEST_EXAMPLE = 60  # characters of a line in a hint
@@ -42,8 +42,8 @@ class Line(NamedTuple):
 
 
 def read_lines(source: str) -> Iterator[list[Line]]:
-    """The lines of a file at once; those of stdin as they come, together with those that are there already. Raises
-    `UsageError` for what is no text."""
+    """All lines of a file at once; lines of stdin as they arrive, with all that are ready. Raises `UsageError` for
+    binary content."""
     if source == STDIN:
         yield from _read_stdin()
         return
@@ -74,13 +74,13 @@ def _read_text(path: Path) -> str:
 
 
 def _content(line: str) -> str:
-    """A line without the space around it; nothing of a comment."""
+    """A line without surrounding space; empty for a comment."""
     text = line.strip().removeprefix("\ufeff").strip()
     return "" if text.startswith(COMMENT) else text
 
 
 def _items(text: str, start: int) -> Iterator[Line]:
-    """The items of the JSON array that begins at `start`. Raises `JSONDecodeError` where it is none."""
+    """The items of the JSON array that begins at `start`. Raises `JSONDecodeError` for other text."""
     decoder, number, place = json.JSONDecoder(), 0, _skip_space(text, start + 1)
     closed = text.startswith("]", place)
     while not closed:
@@ -122,14 +122,14 @@ def _read_stdin() -> Iterator[list[Line]]:
 
 
 def _enqueue(lines: "Queue[Line | None]", errors: list[OSError]) -> None:
-    """Read stdin in a thread: it may wait for the next job for ever. At its end come None, and the error if that was
-    why."""
+    """Read stdin in a thread: the next job may never arrive. The last items are None, and the error if there was
+    one."""
     number = 0
     try:
         while text := sys.stdin.buffer.readline(MAX_TEXT + 1):
             number += 1
             end = text
-            while len(end) > MAX_TEXT and not end.endswith(b"\n"):  # what is left of a line that is refused
+            while len(end) > MAX_TEXT and not end.endswith(b"\n"):  # the rest of a refused line
                 end = sys.stdin.buffer.readline(MAX_TEXT + 1)
             if line := _content(text.decode("utf-8", errors="surrogateescape")):
                 lines.put(Line(number, line))
@@ -139,8 +139,8 @@ def _enqueue(lines: "Queue[Line | None]", errors: list[OSError]) -> None:
 
 
 def job_values(line: Line) -> dict[str, Any]:
-    """The keys of the request in a line: those of a JSON object; other text is the prompt. Raises `UsageError` for what
-    cannot be meant as either."""
+    """The values of the request in a line: a JSON object; other text is the prompt. Raises `UsageError` for a line that
+    cannot be either."""
     text = line.text
     if len(text.encode(errors="surrogateescape")) > MAX_TEXT:
         raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED)
@@ -171,7 +171,7 @@ def _parts(value: Any) -> Collection[Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs. Raises `UsageError` for a key that is there twice."""
+    """The object of these pairs. Raises `UsageError` for a repeated key."""
     values = dict(pairs)
     if len(values) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -180,8 +180,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _quoted(text: str, rest: str) -> dict[str, Any]:
-    """The values of a line that begins with a JSON text: all of it is the prompt, with the quotes where more follows.
-    Raises `UsageError` for a part of an object or an array."""
+    """The values of a line that begins with a JSON string: the string is the prompt, or, if more follows, the whole
+    line with its quotes. Raises `UsageError` for a part of an object or an array."""
     begun = text.removesuffix(rest)
     if rest.strip() == ",":
         raise UsageError("this is an item of a JSON array that is not whole", f"without the comma: {_cut(begun)}")
@@ -194,7 +194,7 @@ def _quoted(text: str, rest: str) -> dict[str, Any]:
 
 
 def _check_prompt(text: str) -> None:
-    """Raise `UsageError` for a line that cannot be meant as a prompt, with the nearest right form."""
+    """Raise `UsageError` for a line that cannot be a prompt, with the nearest right form."""
     pair, item = YAML_PAIR.fullmatch(text), YAML_ITEM.fullmatch(text)
     if text.startswith(NO_PROMPT) or JSON_VALUE.fullmatch(text):
         raise UsageError(f"`{_cut(text)}` is no prompt and no JSON object", f"a prompt like this: {_as_json(text)}")
@@ -212,7 +212,7 @@ def _check_prompt(text: str) -> None:
 
 
 def _as_json(prompt: str) -> str:
-    """A prompt as a JSON object, ready to be copied where it is short."""
+    """A prompt as a JSON object, ready to be copied if it is short."""
     return json.dumps({"prompt": _cut(prompt)}, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The clips of a request: where they are written is checked before jax is imported."""
+"""Make the clips of a request: check the output files before jax is imported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,8 @@ from ltx2_cli.runs.settings import RunSettings
 def make(
     session: Session, spec: RunSpec, settings: RunSettings, product: Product = Product.clips, config: Path | None = None
 ) -> None:
-    """Carry out a request that is the same on all hosts, or say what would be done; `config` is a file it was read
-    from. Raises `UsageError` where its files cannot be written, `DoesNotFitError` before anything is downloaded."""
+    """Execute a request that is the same on all hosts, or print a dry run; `config` is the file it was read from.
+    Raises `UsageError` if its files cannot be written, `DoesNotFitError` before anything is downloaded."""
     with synchronized(session.hosts) as facts:
         if settings.preview and not spec.running.video:
             hint = f"leave out --preview, or {option('streams/audio')}"

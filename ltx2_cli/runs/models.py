@@ -1,4 +1,4 @@
-"""`ltx2 models`: what is published, and what of it is here."""
+"""`ltx2 models`: published models, and their files on this machine."""
 
 import json
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def models(as_json: bool) -> None:
 
 
 def _records() -> list[dict[str, Any]]:
-    """The catalogue, with the bytes that are here and those to download: of a single file also the text encoder's."""
+    """The catalogue, with bytes on this machine and bytes to download; a single file's include the text encoder's."""
     pages = {name: read_file(configs() / "model" / f"{name}.yaml").values for name in profile_names("model")}
     profiles = {str(values["checkpoint"]): name for name, values in pages.items() if "checkpoint" in values}
     records = dict[str, dict[str, Any]]()
@@ -51,7 +51,7 @@ def _records() -> list[dict[str, Any]]:
 
 
 def in_cache(entry: CatalogEntry) -> tuple[int, bool]:
-    """Bytes of an entry in the cache, and whether that is all: no file is missing and its networks are there."""
+    """Bytes of an entry in the cache, and whether it is complete: no file and no network is missing."""
     if entry.form == EMBEDDED:
         return sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()), True
     files = cached_files(entry.name, entry.wanted)

@@ -1,4 +1,4 @@
-"""Jobs of a batch that are to be made: whether each would be refused, and how long all take."""
+"""Open jobs of a batch: checks of each before a run, and the expected time of all."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ from ltx2_cli.units import quantity
 
 
 def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
-    """The jobs that would be made, each of which is said to be; the others fail as they would. Of jobs that are planned
-    alike, one is."""
+    """The jobs that would be made, each reported; the others fail as in a run. Jobs that are planned alike are planned
+    once."""
     found = dict[int, CommandError | None]()
     check = refusals(jobs.session)
     for job in open_jobs:
@@ -35,7 +35,7 @@ def checked(jobs: Jobs, open_jobs: Sequence[Job]) -> Iterator[Job]:
 
 
 def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None:
-    """Why the `.run` file of a job would be refused. Says that the job goes on from it, or why it is begun anew."""
+    """The refusal of a job's `.run` file, if any. Reports that the job continues from it, or why it restarts."""
     path = run_file(spec).path
     if jobs.session.force or not path.exists():
         return None
@@ -49,7 +49,7 @@ def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None
 
 
 def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
-    """What finds why a request would be refused, and says once what would be downloaded, and each warning."""
+    """A function from a request to its refusal, if any. It reports each download and warning once."""
     told = set[str]()
 
     def refusal(spec: RunSpec) -> CommandError | None:
@@ -70,7 +70,7 @@ def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
 
 
 def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
-    """How long these jobs take, but for those that will be refused."""
+    """The expected time of these jobs, without refused ones."""
     numbers, plans = Counter(job.work for job in open_jobs), []
     for job in {job.work: job for job in open_jobs}.values():
         with suppress(UsageError):

@@ -1,4 +1,4 @@
-"""Jobs: in which order they are made, and of which seeds."""
+"""The order of jobs, and their seeds."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import MAX_SEED
 
-# What differs between jobs of one shape
+# Keys that may differ between jobs of one shape
 CONTENT_KEYS = (
     *("prompt", "negative_prompt", "conditions", "seed", "num_inference_steps", "sigmas", "fps"),
     *("output", "save_latents", "asked"),
@@ -16,18 +16,18 @@ CONTENT_KEYS = (
 
 
 def own_seed(values: Mapping[str, Any], num_videos: int) -> int:
-    """The seed of a job that has none: the same whenever and wherever the job is started, another for other values."""
+    """The seed of a job without one: a hash of its values, equal at any time on any machine."""
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode(errors="surrogateescape"))
     return int(digest.hexdigest()[:12], 16) % (MAX_SEED - num_videos + 2)
 
 
 def shape_of(spec: RunSpec) -> str:
-    """Equal for requests that differ in their content alone: they run the same programs."""
+    """A key that is equal for requests that differ only in content: they run the same programs."""
     shown = [(condition.kind, condition.frame, condition.num_frames) for condition in spec.conditions]
     return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT_KEYS)])
 
 
 def in_order(shapes: Sequence[int]) -> list[int]:
-    """The indices of jobs so that those of one shape follow each other, the shape of the first job first."""
+    """The indices of jobs, grouped by shape, beginning with the shape of the first job."""
     first = {shape: index for index, shape in reversed(list(enumerate(shapes)))}
     return sorted(range(len(shapes)), key=lambda index: first[shapes[index]])

@@ -1,9 +1,9 @@
-"""How long a run takes, by the earlier runs of its shape on such devices, else by the plan alone.
+"""Expected time of a run, from earlier runs of its shape on the same kind of devices, else from the plan.
 
-Of a shape the user's cache holds one small file with the last runs. A run counts as five times: a step of each stage, a
-clip that is decoded and written, what is read of a request, waiting for compilers, and all else (imports, loading). So
-a run of other seeds or with another number of steps is of the same shape, and a batch is many runs that wait and load
-once.
+The user's cache holds a small file for each shape, with the last runs. A run is stored as five times: a step of each
+stage, decoding and writing a clip, reading the inputs of a request, waiting for compilers, and the rest (imports,
+loading). So a run with other seeds or another number of steps has the same shape, and a batch is many runs that wait
+and load once.
 """
 
 import hashlib
@@ -31,37 +31,37 @@ from ltx2_cli.request.profiles import user_cache
 from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.units import duration
 
-KEPT = 5  # runs of a shape, the last ones
-SHAPES = 200  # whose runs are kept, those of the last runs
-READING = 0.06  # of the time to compile programs, that reading them takes; as measured on a CPU
+KEPT = 5  # last runs of a shape
+SHAPES = 200  # most recent shapes whose runs are kept
+READING = 0.06  # time to read programs from the cache, as a fraction of compiling them; measured on a CPU
 
 
 @dataclass(frozen=True)
 class PastRun:
     """One run, in seconds."""
 
-    steps: tuple[float, ...]  # of each stage: a step
-    clip: float  # to decode and write one
-    reading: float  # text, images, videos and audio of a request
+    steps: tuple[float, ...]  # of one step of each stage
+    clip: float  # to decode and write one clip
+    reading: float  # to read the text, images, videos and audio of a request
     compiling: float  # waiting for programs to be compiled, or read from the cache
     cold: bool  # some were compiled
     others: float  # from the program's start
 
     def work(self, plan: Plan) -> float:
-        """What making the clips of `plan` takes at these times, with all networks and programs there."""
+        """Seconds to make the clips of `plan` at these times, with all networks and programs loaded."""
         steps = sum(stage.steps * step for stage, step in zip(_stages(plan), self.steps, strict=True))
         clips = len(plan.batches) * steps + len(plan.seeds) * self.clip
         return self.reading + clips
 
 
 def expected_time(plan: Plan, product: Product) -> str:
-    """How long a run will take, and how that is known."""
+    """The expected time of a run, and its source."""
     return expected_times([(plan, 1)], product)
 
 
 def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
-    """How long so many runs of each plan will take, one after the other by one process: by the median of the last runs
-    of their shapes, or by the plans."""
+    """The expected time of numbers of runs of each plan, one after the other in one process: from the median of the
+    last runs of their shapes, or from the plans."""
     known = [(plan, number, runs) for plan, number in jobs if (runs := past_runs(plan, product))]
     if jobs and len(known) == len(jobs):
         shapes = {_file(shape_of(plan, product)): len(runs) for plan, _, runs in known}
@@ -85,8 +85,8 @@ def expected_times(jobs: Sequence[tuple[Plan, int]], product: Product) -> str:
 
 
 def _seconds(known: Sequence[tuple[Plan, int, Sequence[PastRun]]], product: Product) -> float:
-    """What so many runs of each plan take, as the median of others of their shape says. Each shape waits for compilers
-    once, and the process starts once."""
+    """Seconds of numbers of runs of each plan, from the median of earlier runs of their shapes. Each shape waits for
+    compilers once, and the process starts once."""
     seconds, once, others = 0.0, dict[Path, float](), [0.0]
     for plan, number, runs in known:
         seconds += number * median(run.work(plan) for run in runs)
@@ -96,7 +96,7 @@ def _seconds(known: Sequence[tuple[Plan, int, Sequence[PastRun]]], product: Prod
 
 
 def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
-    """Seconds of waiting for programs. What an earlier run compiled is read from the cache, unless there is none."""
+    """Seconds of waiting for programs. Programs of an earlier run are read from the cache, if there is one."""
     settings: Any = jax.config
     cached = settings.jax_enable_compilation_cache and plan.compile_cache != NO_CACHE
     alike = [run.compiling for run in runs if run.cold is not cached]
@@ -104,8 +104,8 @@ def _compiling(runs: Sequence[PastRun], plan: Plan) -> float:
 
 
 def remember(plan: Plan, product: Product, timings: Timings, total: float, cold: bool) -> None:
-    """Keep the times of a run that began with noise and is whole: `total` seconds since the program's start, `cold` if
-    a program was compiled. What cannot be kept is not."""
+    """Save the times of a complete run from noise: `total` seconds since the program's start, `cold` if a program was
+    compiled. Failures to save are ignored."""
     stages = _stages(plan)
     denoising = _denoising(plan, timings)
     if not stages or denoising is None:
@@ -127,15 +127,15 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
 
 
 def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
-    """The seconds of each stage that denoises; None where the run is not whole. A stage has all batches at once, the
-    last one maybe each by itself."""
+    """The seconds of each denoising stage; None if the run is not complete. A stage has one entry for all batches; the
+    last stage may have one for each."""
     found, count = [seconds for name, seconds in timings.stages if name == DENOISE], len(_stages(plan))
     whole = len(found) - count + 1 in (1, len(plan.batches))
     return [*found[: count - 1], sum(found[count - 1 :])] if whole else None
 
 
 def past_runs(plan: Plan, product: Product) -> list[PastRun]:
-    """The runs of this shape that are known, the last one last; none where the file is missing or damaged."""
+    """The known runs of this shape, oldest first; none if the file is missing or damaged."""
     shape, count = shape_of(plan, product), len(_stages(plan))
     try:
         values = json.loads(_file(shape).read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def past_runs(plan: Plan, product: Product) -> list[PastRun]:
 
 
 def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
-    """What decides how long a run takes, but for its numbers of steps and clips."""
+    """The values that decide the time of a run, except its numbers of steps and clips."""
     devices = list(plan.sharding.mesh.devices.flat)
     kind = f"{platform.machine()}, {os.cpu_count()} cores" if devices[0].platform == "cpu" else devices[0].device_kind
     return {
@@ -171,7 +171,7 @@ def _shape_of_stage(stage: Stage) -> list[Any]:
 
 
 def _stages(plan: Plan) -> Sequence[Stage]:
-    """The stages that denoise."""
+    """The denoising stages."""
     return [stage for stage in plan.stages if stage.steps]
 
 

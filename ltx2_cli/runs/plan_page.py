@@ -1,4 +1,4 @@
-"""`ltx2 plan`: what a clip would need, without weights, on devices that need not be here."""
+"""`ltx2 plan`: memory and time of a clip, without weights, on devices that may be absent."""
 
 import json
 import math
@@ -34,11 +34,11 @@ def print_plan(
     dump: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the plan of a request and its estimate, for a slice or the devices here: after a `search` of meshes, by
-    the forwards or `everything`. The programs go into the folder `dump`. Raises `DoesNotFitError` afterwards where it
-    does not fit, with what fits spelt by `typed`."""
+    """Print the plan of a request and its estimate, for a slice or the local devices: after a `search` of meshes, from
+    the forwards or `everything`. The programs go into the folder `dump`. Raises `DoesNotFitError` afterwards if it does
+    not fit, with an alternative that fits, spelt by `typed`."""
     if slice_name is not None:
-        jax.config.update("jax_platforms", "cpu")  # the devices of this machine are left alone
+        jax.config.update("jax_platforms", "cpu")  # the machine's accelerators stay unused
     if dump:
         dump.mkdir(parents=True, exist_ok=True)
     devices = topology(slice_name) if slice_name is not None else tuple(find_devices())
@@ -62,7 +62,7 @@ def print_plan(
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
-    """The page of `ltx2 plan`, a heading over each part."""
+    """The page of `ltx2 plan`, with a heading for each part."""
     warnings = [("note", warning) for warning in estimate.warnings]
     yield from columns([*request_rows(estimate.plan, estimate.memory), *warnings])
     yield from ("", *_memory(estimate))
@@ -105,7 +105,7 @@ def _memory(estimate: Estimate) -> Iterator[str]:
 
 
 def _forward(estimate: Estimate, number: int) -> Iterator[str]:
-    """One forward of a stage. Collectives of one kind along the same axes are one row, those that send most first."""
+    """One forward of a stage. Collectives of one kind along the same axes are one row, in falling order of bytes."""
     forward = estimate.stages[number].forward
     rows = [("  work", quantity(estimate.stages[number].flops, "FLOP"), "", "", "")]
     if forward is None:
@@ -129,13 +129,14 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
 
 
 def _link_time(collectives: Sequence[Collective]) -> str:
-    """What collectives take at the published rates of the links that they cross."""
+    """Time of collectives at the published rates of their links."""
     seconds = sum(collective.seconds or 0 for collective in collectives)
     return duration(seconds) if seconds else ""
 
 
 def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
-    """A forward by the compiler, by parts of the network; `least`: the seconds of its arithmetic at the chip's rate."""
+    """Cycles of a forward by parts of the network, from the compiler; `least`: the seconds of its arithmetic at the
+    chip's rate."""
     yield f"by {cycles.clock}: nothing was run"
     ratio = f"{cycles.seconds / least:.2f} times its work at the chip's rate"
     rows = [(f"  {step}", duration(cycles.seconds), f"{cycles.total / 1e6:.3g} M cycles, {ratio}")]
@@ -150,7 +151,7 @@ def _cycles(step: str, cycles: Cycles, least: float) -> Iterator[str]:
 
 
 def _others(programs: Iterable[Compiled]) -> Iterator[str]:
-    """The programs of `--all` but the forwards."""
+    """The programs of `--all` except the forwards."""
     rows = []
     for program in programs:
         if program.cycles and not program.name.startswith(FORWARD):
@@ -162,7 +163,7 @@ def _others(programs: Iterable[Compiled]) -> Iterator[str]:
 
 
 def search_lines(search: MeshSearch) -> Iterator[str]:
-    """Each mesh that was tried, and which was chosen, and why."""
+    """Each mesh that was tried, the chosen one, and the reason."""
     yield f"meshes, the cheapest first; {search.seconds:.0f} s"
     rows = [("  mesh", "a device needs", "sends", "least step", "expected")]
     for candidate in search.tried:

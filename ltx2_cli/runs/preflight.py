@@ -1,4 +1,4 @@
-"""Before a run: what is downloaded for it, whether it fits, one plan that all hosts agree on; or what it would do."""
+"""Before a run: check downloads and memory, and agree on one plan between hosts; or print a dry run."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ from ltx2_cli.weights.hub import Download, check_disk_space, local_path
 from ltx2_cli.weights.lora import check_local_loras
 from ltx2_cli.weights.published import FOLDER_FILES
 
-# What a command cannot change, by dotted key: what saved latents decide, a clip's record, an unfinished run.
+# Dotted keys that a command cannot change: fixed by saved latents, by a clip's record, by an unfinished run.
 FIXED_BY_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
 FIXED_BY_RECORD = frozenset({"num_videos", "model"}).__contains__
 FIXED_BY_RUN = "sharding".__ne__
@@ -52,8 +52,8 @@ def check_published(request: Request, typed: Typed) -> None:
 
 
 def fitting_plan(request: Request, typed: Typed) -> Plan:
-    """The plan of a request, whose files are downloaded if they are not here. Raises `DoesNotFitError` where it does
-    not fit: of a published model before anything is downloaded."""
+    """The plan of a request; missing files are downloaded. Raises `DoesNotFitError` if it does not fit, for a published
+    model before anything is downloaded."""
     check_published(request, typed)
     plan = request.resolved()
     check_fit(request, plan, typed)
@@ -62,16 +62,16 @@ def fitting_plan(request: Request, typed: Typed) -> Plan:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a command would download, and do."""
+    """The downloads and the work of a command."""
 
     request: Request
     downloads: Sequence[Download]
-    plan: Plan | None  # None: what the networks are stands in files that are not here
+    plan: Plan | None  # None: the files that describe the networks are not here
 
     @classmethod
     def of(cls, request: Request, typed: Typed) -> Self:
-        """By the files that are here and the published configs. Raises `UsageError` and `DoesNotFitError` where the run
-        would, as far as these tell."""
+        """From local files and the published configs. Raises `UsageError` and `DoesNotFitError` as the run would, as
+        far as these tell."""
         check_published(request, typed)
         downloads = missing_downloads(request.spec, request.source is not None)
         check_disk_space(downloads)
@@ -85,7 +85,7 @@ class DryRun:
         return cls(request, downloads, plan)
 
     def print(self, session: Session, drawn: bool) -> None:
-        """Print it on the first host; the seed as a random one if it was `drawn`."""
+        """Print it on the first host; the seed is marked as random if it was `drawn`."""
         if not session.hosts.first:
             return
         written = [str(path) for path, _ in session.files if path.suffix != RUN]
@@ -103,7 +103,7 @@ class DryRun:
         return sizes
 
     def lines(self, written: Sequence[str], drawn: bool) -> Iterator[str]:
-        """The page: what is downloaded, used and written."""
+        """The page: downloads, plan and output files."""
         if self.downloads:
             yield f"to download into {constants.HF_HUB_CACHE}:"
             for name, size in [*self.parts.most_common(), ("in all", self.parts.total())]:
@@ -150,9 +150,8 @@ def plan_facts(plan: Plan) -> Facts:
 
 @contextmanager
 def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iterator[Plan]:
-    """The plan of a request that fits the devices, and that the body may refuse: the same on every host. A dry run
-    prints it afterwards, with the seed as a random one if it was `drawn`; it ends here where networks must be here
-    first."""
+    """The plan of a request that fits the devices, the same on every host; the body may refuse it. A dry run prints it
+    afterwards, with the seed marked as random if it was `drawn`, and ends here if networks must be downloaded first."""
     with synchronized(session.hosts) as facts:
         if session.dry_run:
             preview = DryRun.of(request, session.typed)
@@ -174,7 +173,7 @@ def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iter
 
 
 def check_downloads(session: Session, request: Request) -> None:
-    """Say what will be downloaded. Raises `CommandError` where that does not fit the devices or the disk."""
+    """Report the downloads. Raises `CommandError` if they do not fit the devices or the disk."""
     with synchronized(session.hosts):
         check_published(request, session.typed)
         downloads = missing_downloads(request.spec)

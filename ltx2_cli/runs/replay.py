@@ -1,4 +1,4 @@
-"""`ltx2 replay`: a clip made again by its record, and the first stage that differs."""
+"""`ltx2 replay`: make a clip again from its record, and find the first stage that differs."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -37,18 +37,18 @@ WEIGHTS = {
     *("second_stage.upsampler", "second_stage.lora"),
 }
 SAME = "identical"
-SourceFile = tuple[LatentsFile, float]  # latents that a clip went on from, of so many frames a second
+SourceFile = tuple[LatentsFile, float]  # latents that a clip was upsampled from, and their frames per second
 
 
 @dataclass(frozen=True)
 class RecordedClip:
-    """A clip, a record or latents, by the record."""
+    """The record of a clip, of latents, or in a file."""
 
     path: Path
     record: Mapping[str, Any]
     provenance: Provenance
     stage: str  # the last one
-    latents: Mapping[str, Streams[Fingerprint]]  # after each stage, as far as that is known
+    latents: Mapping[str, Streams[Fingerprint]]  # after each stage, if known
     video: Path | None  # the mp4
 
     @property
@@ -57,13 +57,13 @@ class RecordedClip:
         return ConfigLayer(f"the record in {self.path}: ", dict(self.record))
 
     def places(self, folder: Path, given: Mapping[str, object]) -> dict[str, str | None]:
-        """Where the clip, or the latents of a draft, are written in a folder."""
+        """The output paths in a folder, of the clip or of a draft's latents."""
         name, alone = folder / f"{self.path.stem}-replay", {**self.record, **given}.get("streams") == "audio"
         latents = f"{name}.safetensors" if self.stage == FIRST else None
         return {"output": f"{name}.{CLIP_TYPES[not alone]}", "save_latents": latents}
 
     def asked(self, given: Mapping[str, object], settings: list[str]) -> RequestLayers:
-        """The recorded request, changed by what is `given`; on other devices, for those."""
+        """The recorded request, with the `given` values; adapted to other devices."""
         elsewhere = self.provenance.devices not in (None, provenance.devices())
         hardware = {"sharding": AUTO, "vae_memory_gb": None} if elsewhere else {}
         return merge_layers({**hardware, **given}, self.config, settings)
@@ -79,8 +79,8 @@ def replay(
     any_weights: bool,
     verify: bool,
 ) -> None:
-    """Make the clip of a file, print its path or whether it is the same. Changes that were not asked for are reported.
-    `latents`: where those are now that it went on from."""
+    """Make the clip of a record again, and print its path or the comparison. Unrequested changes are reported.
+    `latents`: the new path of the latents that it was upsampled from."""
     changes = list[str]()  # since the clip was made
     with synchronized(session.hosts) as facts:
         changed = frozenset({*given, *(setting.partition("=")[0] for setting in settings)})
@@ -132,8 +132,8 @@ def replay(
 def told_changes(
     report: Report, clip: RecordedClip, plan: "Plan", changed: Collection[str], any_weights: bool
 ) -> list[str]:
-    """Sentences on what has changed since the clip was made, which the report is told, and on what is asked otherwise.
-    Raises as `weight_changes`."""
+    """Sentences on changes since the clip was made, which are reported, and on values that are asked otherwise. Raises
+    as `weight_changes`."""
     found = list[str]()
     if plan.checkpoint.files:  # a dry run does not fetch them
         with report.stage("compare the weights"):
@@ -145,7 +145,7 @@ def told_changes(
 
 
 def read_clip(path: Path) -> RecordedClip:
-    """The record in or beside `path`. Raises `UsageError` where there is none, or it is damaged."""
+    """The record in or beside `path`. Raises `UsageError` if it is missing or damaged."""
     facts = inspect(path)
     if "record" not in facts:
         raise UsageError(f"{path} is no clip", NAMES)
@@ -173,8 +173,8 @@ def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
 
 
 def find_source(clip: RecordedClip, moved: Path | None) -> SourceFile | None:
-    """The latents that a clip was upsampled from; None if it began as noise. `moved` is where they are now. Raises
-    `UsageError` where they are gone or changed."""
+    """The latents that a clip was upsampled from; None if it began as noise. `moved` is their new path. Raises
+    `UsageError` if they are missing or changed."""
     recorded, hint = clip.provenance.source, "--latents FILE says where they are now"
     place = user_path(moved) if moved else None if recorded is None else recorded.file
     if place is None:
@@ -195,7 +195,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> SourceFile | None:
 
 
 def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], any_weights: bool) -> list[str]:
-    """Sentences on files that have changed. Raises `UsageError` unless `changed` keys name others, or any will do."""
+    """Sentences on changed files. Raises `UsageError` unless `changed` keys name others, or any will do."""
     recorded, files = clip.provenance.files, provenance.input_files(plan)
     has_contents = any(not content.startswith(HEADER) for content in recorded.values())
     contents, headers = digests(files) if has_contents else {}, digests(files, header_digest)
@@ -215,7 +215,7 @@ def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], a
 
 
 def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
-    """Sentences on what cannot be compared. Raises `UsageError` where nothing can, or `spec` asks for several clips."""
+    """Sentences on parts that cannot be compared. Raises `UsageError` if none can, or for several clips."""
     if len(spec.seeds) > 1:
         raise UsageError(f"--verify compares one clip, {len(spec.seeds)} are asked for", typed("seed", "N"))
     no_hashes = f"the record in {clip.path} has no hashes of latents, an older version wrote it"
@@ -230,8 +230,8 @@ def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
 
 
 def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str], tell: Callable[[str], None]) -> None:
-    """Tell whether both clips are the same: the latents after each stage, picture and sound. Raises `RunError`
-    afterwards where they differ; `changes` are the reasons."""
+    """Report whether both clips are equal: latents after each stage, video and audio. Raises `RunError` afterwards if
+    they differ; `changes` are the reasons."""
     rows = list[tuple[str, str]]()
     for stage, latents in first.latents.items():
         text = "was not made"

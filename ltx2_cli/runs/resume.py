@@ -1,4 +1,4 @@
-"""An unfinished run, made to its end from its .run file."""
+"""`ltx2 resume`: finish a run from its .run file."""
 
 import os
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from ltx2_cli.runs.trust import check_trust
 
 
 def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes: bool, every: float | None) -> None:
-    """Finish the run that is kept in a file and print the paths of what it makes. `given` values of its request take
-    the place of those that are kept; it is saved `every` so many seconds, None: as before."""
+    """Finish the run in a .run file and print the paths of its files. `given` values override those of its request;
+    `every`: seconds between saves, None: as before."""
     session.start()
     with synchronized(session.hosts) as facts:
         kept = open_saved_run(user_path(path).absolute())
@@ -65,9 +65,8 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
 
 
 def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
-    """The values of a kept request that name where it writes, where they have changed: each place lies to the run's
-    file as it did when the run was started. Those that are `given` are left out. Raises `UsageError` for a place
-    outside of the folder of that file."""
+    """Changed output paths of a saved request: their location relative to the .run file stays as it was at the start.
+    `given` keys are left out. Raises `UsageError` for a path outside of the folder of that file."""
     here = kept.path.parent.resolve()
     started = os.path.join(kept.folder, run_file(spec).path.parent)
     flags = {"save_latents": option("save_latents")} if spec.save_latents and "save_latents" not in given else {}

@@ -1,5 +1,5 @@
-"""A command at work, on one host or several: what one host refuses none does, the first writes and speaks for all, and
-all of them end together."""
+"""A running command, on one or several hosts: a refusal on one host stops all, the first host writes files and
+messages, and all end together."""
 
 import errno
 import hashlib
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from ltx2_cli.parallel.hosts import ProcessGroup
 
 STARTED = monotonic()  # when the program was started
-MOST_FLAWS = 1000  # that are remembered
-MOST = 4  # files that are named; of more their number
+MOST_FLAWS = 1000  # remembered
+MOST = 4  # files named in the message; of more, their number
 FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
 REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
 Facts = dict[str, str]
 
 
 class DryRunEndError(Exception):
-    """The end of a dry run that has no plan, as the networks are not here. A session that ends so has not failed."""
+    """The end of a dry run without a plan, because networks must be downloaded first. It is no failure."""
 
 
 @dataclass
@@ -58,10 +58,10 @@ class Session:
 
     hosts: "ProcessGroup"
     report: Report
-    typed: "Typed"  # how a request that fits is spelt
+    typed: "Typed"  # spelling of an alternative that fits
     resources: ExitStack  # released at the end
-    force: bool = False  # files that are there are overwritten
-    trust: bool = False  # what a record names is taken
+    force: bool = False  # existing files are overwritten
+    trust: bool = False  # files named by a record are used
     dry_run: bool = False
     strict: bool = False  # flaws are an error
     as_json: bool = False  # one result instead of paths
@@ -69,10 +69,10 @@ class Session:
     began: float = field(default_factory=monotonic)
     compiled: "CompileStats | None" = None
     flaws: list[str] = field(default_factory=list)  # of the finished clips
-    files: list[Output] = field(default_factory=list)  # that it writes
+    files: list[Output] = field(default_factory=list)  # output files
     timings: list[Timings] = field(default_factory=list)  # of its runs
     shown: list[Path] = field(default_factory=list)  # the finished files
-    downloads: int = 0  # bytes that were said to be downloaded next
+    downloads: int = 0  # bytes of reported downloads
     fetching: float = 0.0  # seconds of downloads
 
     def reserve(self, files: Iterable[Output]) -> None:
@@ -95,23 +95,23 @@ class Session:
         return timings
 
     def show(self, path: Path, findings: Sequence[str] = ()) -> None:
-        """Print the path of a finished file; say what is wrong with the clip in it."""
+        """Print the path of a finished file; report the flaws of its clip."""
         self.shown.append(path)
         if not self.as_json:
             self.print(str(path))
         self.note_flaws(path, findings)
 
     def note_flaws(self, path: Path, findings: Sequence[str]) -> None:
-        """Say what is wrong with a clip, and remember it."""
+        """Report and remember the flaws of a clip."""
         for finding in findings:
             flaw = f"{path}: {finding}"
             self.report.note(flaw)
-            if len(self.flaws) < MOST_FLAWS:  # of a pipe clips come for ever
+            if len(self.flaws) < MOST_FLAWS:  # a pipe may never end
                 self.flaws.append(flaw)
 
     def finish(self, written: Iterable[Output], result: Mapping[str, object] | None = None) -> None:
-        """Say what was written, in which time and memory; with --json, print the result. Raises `MediaCheckError` for
-        flaws, with --strict."""
+        """Report the written files, time and memory; with --json, print the result. Raises `MediaCheckError` for flaws,
+        with --strict."""
         names = [str(file.path) for file in written]
         files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
         host, device = peak_bytes()
@@ -142,13 +142,13 @@ class Session:
             self.print(json.dumps(facts, ensure_ascii=False))
 
     def print(self, text: str) -> None:
-        """Print what names files that were made."""
+        """Print the paths of finished files."""
         if self.printing:
             print_made(text)
 
 
 def peak_bytes() -> tuple[int, int | None]:
-    """The most memory that this process took, and one of its devices, where it says so."""
+    """Peak memory of this process, and of one of its devices if that reports it."""
     import jax
 
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -165,9 +165,9 @@ def open_session(hosts: "ProcessGroup", report: Report, typed: "Typed", **settin
 
 @contextmanager
 def synchronized(hosts: "ProcessGroup") -> Iterator[Facts]:
-    """The body runs on every host, and all continue together. Where one host refuses, or where their facts differ, all
-    end with the same exit code, and the first host raises the error: a `UsageError`, `DoesNotFitError` or `RunError`;
-    an `OSError` becomes one of them."""
+    """Run the body on every host, and continue together. If one host refuses, or the facts of hosts differ, all end
+    with the same exit code, and the first host raises the error: a `UsageError`, `DoesNotFitError` or `RunError`; an
+    `OSError` becomes one of them."""
     facts, cause = Facts(), None
     if hosts.count == 1:
         yield facts
@@ -226,13 +226,13 @@ def file_facts(files: Iterable[Path]) -> Facts:
 
 
 def short_digest(content: bytes) -> str:
-    """Digits that tell contents apart."""
+    """A short hash of a content."""
     return hashlib.sha256(content).hexdigest()[:8]
 
 
 def leave_quietly(error: Exception) -> bool:
-    """Disconnect from the other hosts after an error that all of them have: a request that they agreed on, numbers that
-    all compute, a stop after the same step. Returns whether the first host says it for this one."""
+    """Disconnect from the other hosts after an error that all have: of the agreed request, of numbers that all compute,
+    or a stop after the same step. Returns whether the first host reports it for this one."""
     if not (isinstance(error, UsageError | NotFiniteError | InterruptedRunError) and _is_distributed()):
         return False
     jax = sys.modules["jax"]
@@ -242,9 +242,9 @@ def leave_quietly(error: Exception) -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process at once: Python would take seconds to clear its memory, would wait for a program that is being
-    compiled, and after Ctrl-C for ever for a thread of a pool that was being started. Hosts that have finished leave
-    together; after a failure they would wait for this one in vain."""
+    """End the process at once. Python would take seconds to free its memory, would wait for a running compilation, and
+    after Ctrl-C could wait forever for a thread pool. Hosts that have finished disconnect together; after a failure
+    they would wait in vain."""
     distributed = _is_distributed()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the program began
         stream.flush()

@@ -1,21 +1,21 @@
-"""How runs are carried out, beside their requests."""
+"""Settings of runs that are not part of their requests."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from ltx2_cli.errors import UsageError
 
-SAVE_EVERY = 60.0  # seconds between two savings of an unfinished run
+SAVE_EVERY = 60.0  # seconds between two saves of an unfinished run
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How a run is carried out, beside its request. Raises `UsageError` for settings that contradict each other."""
+    """Settings of a run that are not part of its request. Raises `UsageError` for contradictory settings."""
 
-    save_run: bool | None = None  # whether an unfinished run is kept; None: if it takes over a minute
+    save_run: bool | None = None  # save an unfinished run; None: if it takes over a minute
     save_run_every: float = SAVE_EVERY
     preview: Path | None = None
-    no_compile: bool = False  # programs that are not in the cache are refused
+    no_compile: bool = False  # fail for a program that is not in the cache
     warmup: bool = False  # one step and no clip
     perf_dump: Path | None = None
     profile: Path | None = None  # folder for a trace

@@ -1,4 +1,4 @@
-"""Shards: the part of the jobs that one worker of several makes, as it was typed or as SLURM or Kubernetes say."""
+"""Shards: the part of the jobs of one of several workers, from --shard or from SLURM's or Kubernetes' variables."""
 
 import os
 import re
@@ -13,7 +13,7 @@ EXAMPLE = "for example: --shard 0/4, the first of four"
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of the jobs that this worker makes: each `count`th, from job `index` on."""
+    """The part of the jobs of this worker: every `count`th, beginning with job `index`."""
 
     index: int = 0
     count: int = 1
@@ -23,7 +23,7 @@ class Shard:
 
 
 def parse_shard(text: str | None) -> Shard:
-    """The shard that I/N names, or that `auto` or `auto/N` takes from the variables of SLURM or Kubernetes."""
+    """The shard I/N, or from the variables of SLURM or Kubernetes for `auto` or `auto/N`."""
     if text is None:
         return Shard()
     match = re.fullmatch(r"(\d{1,6}|auto)/(\d{1,6})|auto", text)
@@ -43,7 +43,7 @@ def _checked(index: int, count: int) -> Shard:
 
 
 def _automatic(count: int | None) -> Shard:
-    """The shard of this task or pod; `count` is what was typed."""
+    """The shard of this task or pod; `count` is N of `auto/N`."""
     if shard := _slurm():
         if count not in (None, shard.count):
             raise UsageError(f"--shard {AUTO}/{count}, but SLURM starts {shard.count} workers", f"--shard {AUTO}")

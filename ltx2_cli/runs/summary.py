@@ -1,4 +1,4 @@
-"""What a run would do, as rows that people read."""
+"""Summary of a run as rows for people."""
 
 from collections.abc import Collection, Iterator
 
@@ -11,7 +11,7 @@ from ltx2_cli.units import quantity
 
 
 def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str]]:
-    """What a run would do in these phases, a name and a value a row."""
+    """The summary of a run of these phases: rows of a name and a value."""
     spec, mesh, decoding = plan.spec, plan.sharding.mesh, plan.decoding
     files = "" if plan.checkpoint.files else ", by the configs that come with ltx2"
     yield "model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files

@@ -24,7 +24,7 @@ from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 from ltx2_cli.request.yaml import parse
-from ltx2_cli.runs.batch import check_input_videos, finish, make
+from ltx2_cli.runs.batch import check_image_outputs, finish, make
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.lines import Line
 from ltx2_cli.runs.order import own_seed
@@ -35,14 +35,14 @@ SILENCE = np.empty((0, 2), np.float32)
 
 
 class Varied(NamedTuple):
-    """A key of the request, as it is typed, and its values."""
+    """A key of the request, as typed, and its values."""
 
     name: str
     values: Sequence[Any]
 
 
 def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_path: Path | None) -> None:
-    """Make a clip of each combination, and a sheet, `sheet_path`, of all that are there."""
+    """Make a clip for each combination, and a contact sheet of all existing ones at `sheet_path`."""
     jobs = Jobs(session, settings)
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
@@ -57,7 +57,7 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_
         raise UsageError(f"--sheet {sheet} is not a PNG", f"nearest: --sheet {sheet.with_suffix('.png')}")
     content = json.dumps({"prompt": base.prompt, "clips": [*_combinations(varied)]}, default=str)
     own = _shows_all(content, sheet_content(sheet))
-    check_input_videos(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
+    check_image_outputs(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
     kind = CLIP_TYPES[base.running.video]
     started = make(jobs, [list(_lines(varied, None if settings.names else place.with_name(f"{place.name}.{kind}")))])
     if jobs.counts[DONE] or not (session.dry_run or sheet.exists()):
@@ -81,7 +81,7 @@ def parse_varied(text: str) -> Varied:
 
 
 def check_once(varied: Sequence[Varied]) -> None:
-    """Raise `UsageError` where a key varies twice: of its values the last alone would count."""
+    """Raise `UsageError` for a key that varies twice: only its last values would count."""
     for name, times in Counter(NAMES.get(each.name, each.name) for each in varied).items():
         if times > 1:
             hint = typed("seed", "0..3") if name == "seed" else f"--vary {name}=VALUE,VALUE... with all values"
@@ -94,7 +94,7 @@ def _combinations(varied: Sequence[Varied]) -> Iterator[dict[str, Any]]:
 
 
 def _lines(varied: Sequence[Varied], place: Path | None) -> Iterator[Line]:
-    """A job for each combination; at a `place` it is named after what varies."""
+    """A job for each combination; with a `place`, named after the varied values."""
     for number, combination in enumerate(_combinations(varied), 1):
         values = {NAMES.get(name, name): value for name, value in combination.items()}
         parts = [f"{name}-{_in_a_name(value)}" for name, value in combination.items()]
@@ -108,7 +108,7 @@ def _in_a_name(value: object) -> str:
 
 
 def _shows_all(content: str, of_sheet: str | None) -> bool:
-    """Whether these clips are those of a sheet, and maybe others of the same sweep."""
+    """Whether these clips include all of an existing sheet of the same sweep."""
     try:
         new, old = json.loads(content), json.loads(of_sheet or "")
         return old["prompt"] == new["prompt"] and all(clip in new["clips"] for clip in old["clips"])
@@ -117,7 +117,7 @@ def _shows_all(content: str, of_sheet: str | None) -> bool:
 
 
 def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path, content: str) -> None:
-    """The clips that are there, in the order of their lines, each under what makes it another."""
+    """Write the existing clips in the order of their lines, with their varied values as captions."""
     captions = [
         ", ".join(f"{each.name} {combination[each.name]}" for each in varied if len(each.values) > 1)
         for combination in _combinations(varied)

@@ -1,4 +1,4 @@
-"""What a record names beyond its model's profile, and whether a command takes it: the record may be a stranger's."""
+"""Files that a record names beyond its model's profile, and the question whether to use them: a record is untrusted."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -31,7 +31,7 @@ MAX_HASHED = 2**31  # bytes of a file that is hashed to be known: about two seco
 
 
 def weights_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The weights in the values of a request, by dotted key, that its model's profile does not name: key and name."""
+    """Weights in a request that its model's profile does not name: dotted key and name."""
     model = values.get("model")
     usual = spec_values(build_spec({"model": model})) if model in profile_names("model") else {}
     for key in WEIGHTS:
@@ -39,7 +39,7 @@ def weights_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
-    """The other files that a request reads: what each is, in words, its name, and its hash where that is stated."""
+    """The other files that a request reads: kind in words, name, and hash if stated."""
     for condition in values.get("conditions") or ():
         yield WORDS[condition.kind], condition.path, condition.sha256
     if audio := values.get("audio"):
@@ -52,14 +52,14 @@ def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | Non
 
 
 class Trust(Protocol):
-    """Whether what a record names is taken."""
+    """Whether the files that a record names are used."""
 
     trust: bool
 
 
 def check_trust(asked: RequestLayers, record: ConfigLayer | None, options: Trust) -> RequestLayers:
-    """What is asked for. Where a record asks for what its model's profile does not name, and it is not here with the
-    hash that the record states, the user is asked once; without a terminal raises `UsageError`."""
+    """The request's layers. If a record names files beyond its model's profile, and they are not here with the recorded
+    hash, the user is asked once; without a terminal raises `UsageError`."""
     if record is None or options.trust or not {PROVENANCE, ASKED} & record.values.keys():
         return asked
     stated = read_provenance(record.values, record.source) if PROVENANCE in record.values else None
@@ -75,8 +75,8 @@ def check_trust(asked: RequestLayers, record: ConfigLayer | None, options: Trust
 
 
 def _strange(values: Values, stated: Collection[str]) -> Iterator[str]:
-    """What a record names that is neither published nor here as the record has it: who states the hash of a file has
-    had it."""
+    """Files of a record that are neither published nor here with the recorded hash: whoever states the hash of a file
+    has had it."""
     for key, name in weights_named(values):
         address, is_lora = (parse_lora(name)[0], True) if key.endswith("lora") else (name, False)
         local = address.startswith(("/", ".", "~")) or (is_lora and "/" not in address)  # else it may be a repository
@@ -100,7 +100,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _agreed(question: str) -> bool:
-    """Whether the user says yes; nobody does without a terminal."""
+    """Whether the user says yes; without a terminal: no."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in question)

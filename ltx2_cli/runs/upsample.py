@@ -1,4 +1,4 @@
-"""`ltx2 upsample`: from saved latents to larger ones, refined."""
+"""`ltx2 upsample`: upsample saved latents and refine them."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from ltx2_cli.runs.session import Session, file_facts, request_facts, synchroniz
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import Trust
 
-SEED = re.compile(r"-s\d+$")  # what tells the files of several drafts apart
+SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 
 def upsample(
@@ -69,8 +69,8 @@ def upsample(
 
 
 def _groups(files: Sequence[LatentsFile], given: Collection[str], product: Product) -> list[list[LatentsFile]]:
-    """The files that each run goes on from: all, if what is made has one name, else those that differ in the seed.
-    Raises `UsageError` where a file is named twice, or where latents of several runs are saved under one name."""
+    """The files of each run: all of them if the output has a name, else groups that differ only in the seed. Raises
+    `UsageError` for a file that is named twice, and for several runs that save latents under one name."""
     named: dict[Path, list[LatentsFile]] = {}
     for file in files:
         named.setdefault(file.path.with_stem(SEED.sub("", file.path.stem)), []).append(file)
@@ -100,7 +100,7 @@ def _spec(
 
 
 def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> RunSpec:
-    """One request for all files, with the seeds of all. Raises `UsageError` where more than seeds differs."""
+    """One request for all files, with all seeds. Raises `UsageError` if more than the seeds differs."""
     first = vars(specs[0])
     for file, spec in zip(files, specs, strict=True):
         if others := ", ".join(sorted(key for key in first if key != "seed" and vars(spec)[key] != first[key])):

@@ -1,4 +1,4 @@
-"""One process that makes jobs: the text of many is read first, then each clip is locked, denoised and written."""
+"""One process that makes jobs: it encodes the text of many jobs first, then locks, denoises and writes each clip."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -36,8 +36,8 @@ from ltx2_cli.runs.preflight import agreed_plan, check_downloads
 from ltx2_cli.runs.session import system_error
 
 TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 MB each, of the published models
-CLIPS_AT_ONCE = 8  # that are denoised before one is decoded, where the networks take turns in memory
-MOST_WARNINGS = 1000  # that are not said again
+CLIPS_AT_ONCE = 8  # denoised before one is decoded, if networks take turns in memory
+MOST_WARNINGS = 1000  # not repeated
 GOAL = RunGoal(Product.clips, source=None)
 DENOISERS, TEXT = (DENOISER, STAGE2_DENOISER), ("text_encoder", CONNECTORS, STAGE2_CONNECTORS)
 FAILURES = (UsageError, DoesNotFitError, RunError)  # of a job; the batch goes on
@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """A job that is planned, and how far it is. Its plan lacks the input videos, which are read again when it is made:
-    those of all jobs would not fit into memory."""
+    """A planned job and its progress. Its plan lacks the input videos, which are read again when it is made: the videos
+    of all jobs would not fit into memory."""
 
     job: Job
     spec: RunSpec
@@ -61,23 +61,23 @@ class Run:
 
 
 class Worker:
-    """Makes jobs, with the networks and programs of those before."""
+    """Makes jobs, reusing networks and programs of earlier ones."""
 
     def __init__(self, jobs: Jobs):
         self.jobs, self.session = jobs, jobs.session
         self.components: Components | None = None
         self.warnings, self.present = set[str](), set[tuple[object, ...]]()
-        self.full: StorageError | None = None  # after which no run is begun
-        self.number = self.total = 0  # of the run that was begun last, and of all
+        self.full: StorageError | None = None  # no run begins after it
+        self.number = self.total = 0  # of the current run, and of all runs
         self.took = deque[float](maxlen=100)  # seconds, of the last runs
-        self.files = dict[Path, tuple[int, int]]()  # of the networks: when they were written, and their sizes
+        self.files = dict[Path, tuple[int, int]]()  # of the networks: modification time and size
         self.preview: Preview | None = None
         self.began = monotonic() - self.session.began - self.session.fetching
-        self.loading: float | None = None  # seconds, of the first job that is done
-        self.timed = set[int]()  # shapes whose times are kept
+        self.loading: float | None = None  # seconds, of the first finished job
+        self.timed = set[int]()  # shapes whose times are saved
 
     def make(self, jobs: Sequence[Job]) -> None:
-        """Make these, those of one shape together."""
+        """Make these jobs, grouped by shape."""
         self.total = self.number + len(jobs)
         for part in _chunks(jobs, TEXTS_AT_ONCE):
             runs = [run for job in part for run in self._planned(job)]
@@ -88,7 +88,7 @@ class Worker:
 
     @contextmanager
     def _failing(self, job: Job, run: Run | None = None) -> Iterator[None]:
-        """What fails in the body is this job, not the batch."""
+        """A failure in the body fails this job, not the batch."""
         began = monotonic()
         try:
             yield
@@ -120,7 +120,7 @@ class Worker:
         return []
 
     def _notice_changes(self, plan: Plan) -> None:
-        """Load all networks again where a file was written anew since a job before, as a LoRA under its name."""
+        """Load all networks again if one of their files, such as a LoRA, was replaced since an earlier job."""
         found = {file: file.stat() for file in input_files(plan)}
         files = {file: (status.st_mtime_ns, status.st_size) for file, status in found.items()}
         if changed := [file for file in files if self.files.get(file, files[file]) != files[file]]:
@@ -129,7 +129,8 @@ class Worker:
         self.files |= files
 
     def _read_texts(self, runs: Sequence[Run]) -> None:
-        """The text of all runs, each prompt once. Networks that fit into memory together stay there from here on."""
+        """Encode the text of all runs, each prompt once. Networks that fit into memory together stay there from here
+        on."""
         if self.components is None:
             self.components = load(runs[0].plan)
         first = {run.job.shape: run for run in runs}.values()
@@ -149,7 +150,7 @@ class Worker:
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:
-        """Runs of the same networks: one by one, or some at a time where these take turns in memory."""
+        """Make runs of the same networks: one by one, or several at a time if networks take turns in memory."""
         components, (beside, phases) = self._components_for(runs[0]), _memory_schedule(runs[0].plan)
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
             for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
@@ -167,7 +168,7 @@ class Worker:
                     raise self.full
 
     def _lock(self, run: Run, locks: ExitStack) -> bool:
-        """Whether this worker is to make a run now; nobody else does so until the end of `locks`."""
+        """Whether this worker makes a run now; no other process does until the end of `locks`."""
         job, spec, force = run.job, run.spec, self.session.force
         files = [*outputs(spec), run_file(spec)]
         with self._failing(job, run), ExitStack() as attempt:
@@ -189,7 +190,7 @@ class Worker:
         return False
 
     def _continue(self, run: Run, path: Path) -> set[Path]:
-        """Go on with a run from its file, if there is one; the files that are its own."""
+        """Continue a run from its .run file, if there is one. Returns the files that it may overwrite."""
         assert run.state
         own, state = set[Path](), run.state
         if path.exists():
@@ -201,7 +202,7 @@ class Worker:
         return own | owned_files(run.spec, Product.clips, state.written)
 
     def _advance(self, run: Run, phase: int) -> None:
-        """Make the latents that a run has before a phase."""
+        """Advance a run to a phase."""
         with self._failing(run.job, run):
             if run.state and self._goes_on(run):
                 checkpointer = self._checkpointer(run)
@@ -211,7 +212,7 @@ class Worker:
                 self._notice_storage(checkpointer)
 
     def _write(self, runs: Sequence[Run]) -> None:
-        """Make what is left of the runs, and their clips."""
+        """Make the remaining latents of the runs, and their clips."""
         for run in runs:
             with self._failing(run.job, run):
                 if run.state and self._goes_on(run):
@@ -232,7 +233,7 @@ class Worker:
         self._remember(run)
 
     def _goes_on(self, run: Run) -> bool:
-        """Whether this run is made: on a full disk none is begun."""
+        """Whether this run is made: none begins on a full disk."""
         if not (run.begun or self.full):
             run.begun, self.number = True, self.number + 1
             left = f", {format_seconds(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
@@ -240,12 +241,12 @@ class Worker:
         return run.begun
 
     def _notice_storage(self, checkpointer: RunCheckpointer) -> None:
-        """Remember that the disk was full for what goes with a clip, which itself may have had room."""
+        """Remember a full disk for a file beside the clip; the clip itself may have had room."""
         for failure in (checkpointer.failure, self.preview and self.preview.failure):
             self.full = failure if isinstance(failure, StorageError) else self.full
 
     def _remember(self, run: Run) -> None:
-        """Keep how long the first job of a shape took, as if it had been the only one."""
+        """Remember the time of the first job of a shape, as if it were the only one."""
         if self.loading is None:
             self.loading = sum(seconds for name, seconds in run.timings.preparations if name.startswith(LOAD))
         if not (self.jobs.settings.piped or run.resumed or run.job.shape in self.timed):
@@ -256,7 +257,7 @@ class Worker:
             remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.compiled_fresh > 0)
 
     def _checkpointer(self, run: Run) -> RunCheckpointer:
-        """Of the run's plan with its input videos. Raises `UsageError` where these have changed."""
+        """The checkpointer of a run's plan with its input videos. Raises `UsageError` if these have changed."""
         settings, place = self.jobs.settings, run_file(run.spec).path
         plan = replace(run.plan, input_videos=read_input_videos(run.plan.spec))
         wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)
@@ -264,7 +265,7 @@ class Worker:
         return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
 
     def _previewed(self, plan: Plan) -> OnProgress:
-        """What shows the clip of a plan while it is made."""
+        """The preview of a plan's clip."""
         if (path := self.jobs.settings.preview) is None or not plan.spec.running.video:
             return no_checkpoint
         if self.preview is None:
@@ -281,7 +282,7 @@ class Worker:
 
 
 def _memory_schedule(plan: Plan) -> tuple[bool, list[int]]:
-    """Whether decoders stay in memory beside the denoiser; and the phases before which the network is another."""
+    """Whether decoders stay in memory beside the denoiser, and the phases before which the network changes."""
     beside = decodes_beside(plan)
     refining = [number for number, phase in enumerate(plan.phases) if phase.stage.network == STAGE2_DENOISER]
     return beside, refining[:1] + ([] if beside else [len(plan.phases)])
