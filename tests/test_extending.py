@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import ltx2_cli
 from devices import tpus
@@ -19,7 +20,8 @@ from ltx2_cli import chips
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.nn.kernels.fused import choose_block_sizes
 from ltx2_cli.nn.layers import rms_norm
-from ltx2_cli.parallel.mesh import lay_out
+from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import configs, read_sharding, read_spec
 from ltx2_cli.request.spec import AttentionBackend
@@ -66,6 +68,15 @@ def test_a_new_chip_takes_one_line(monkeypatch: pytest.MonkeyPatch):
     estimate = estimate_plan(plan)
     assert estimate.device_bytes == 60e9
     assert estimate.expected_seconds
+
+
+def test_a_new_chip_has_its_programs_compiled_with_the_options_of_its_line(monkeypatch: pytest.MonkeyPatch):
+    """A CPU as that chip: its compiler refuses the option of TPUs, by name."""
+    line = block("A chip").replace("TPU v9x", "cpu")
+    monkeypatch.setattr(chips, "CHIPS", chips.read_chips([*chips.TABLE.read_text().splitlines(), line]))
+    plan = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem_limit_kib"):
+        jitted(lambda x: x + 1, plan.replicated, plan)(1.0)
 
 
 def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(

@@ -48,11 +48,12 @@ Loras = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatabl
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
 InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
 SaveLatents = Annotated[File, option(FILES, "Safetensors file for the final latents.")]
-SaveEvery = option(FILES, "Seconds between saves of the .run file.", metavar="SECONDS", min=0, max=WEEK)
 Settings = Annotated[
     Texts, option(FILES, "Value of any key; repeatable.", "--set", metavar="KEY=VALUE", autocompletion=complete_key)
 ]
-CompileCache = Annotated[Text, option(COMPILING, "Folder of compiled programs; off: none.", metavar="FOLDER")]
+CompileCache = Annotated[
+    Text, option(COMPILING, "Folder of compiled programs; off: none; default: in the user's cache.", metavar="FOLDER")
+]
 PreviewFile = Annotated[File, option(FILES, "PNG preview of the clip, updated after every tenth of the steps.")]
 NumVideos = Annotated[Count, option(SIZE, "Batch size: clip i uses seed + i.")]
 Json = Annotated[bool, option(None, "Print JSON.", "--json")]
@@ -194,7 +195,9 @@ class KeepOptions(Options):
             "--save-run/--no-save-run",
         ),
     ] = None
-    save_run_every: Annotated[float, SaveEvery] = SAVE_EVERY
+    save_run_every: Annotated[
+        float, option(FILES, "Seconds between saves of the .run file.", metavar="SECONDS", min=0, max=WEEK)
+    ] = SAVE_EVERY
 
 
 @dataclass(kw_only=True)
@@ -218,8 +221,12 @@ class SessionOptions(Options):
     coordinator_address: Annotated[
         Text, option(HOSTS, "Address of process 0; default: as SLURM and others state it.", metavar="HOST:PORT")
     ] = None
-    num_processes: Annotated[Count, option(HOSTS, "Number of hosts; 1 turns detection off.")] = None
-    process_id: Annotated[Count, option(HOSTS, "Number of this host, from 0; host 0 writes the files.")] = None
+    num_processes: Annotated[Count, option(HOSTS, "Number of hosts; 1 turns detection off; default: as detected.")] = (
+        None
+    )
+    process_id: Annotated[
+        Count, option(HOSTS, "Number of this host, from 0; host 0 writes the files; default: as detected.")
+    ] = None
     initialization_timeout: Annotated[int, option(HOSTS, "Seconds to wait for all hosts.", min=1)] = 300
 
 
@@ -272,14 +279,19 @@ class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
         Text,
         option(
             FILES,
-            "Names of mp4s, with fields such as {prompt:.40}, {seed}, {line}, {width}.",
+            "Names of mp4s, with fields such as {prompt:.40}, {seed}, {line}; default: by prompt, model and seed.",
             "--output",
             "-o",
             metavar="TEMPLATE",
         ),
     ] = None
     shard: Annotated[
-        Text, option(FILES, "Share of the jobs for this worker: 0/4 to 3/4, or auto under SLURM.", metavar="I/N|auto")
+        Text,
+        option(
+            FILES,
+            "Part of the jobs for this worker: 0/4 to 3/4, or auto under SLURM; default: all.",
+            metavar="I/N|auto",
+        ),
     ] = None
     preview: PreviewFile = None
     compile_cache: CompileCache = None

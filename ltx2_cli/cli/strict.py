@@ -47,8 +47,7 @@ class StrictCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
         hide_types(self.get_params(ctx))
-        if any(parameter.name == "duration" for parameter in self.params):  # of a new clip: no record has its values
-            show_defaults(self.params)
+        show_defaults(self.params, any(parameter.name == "duration" for parameter in self.params))  # of a new clip
         super().format_help(ctx, formatter)
 
     def _check_single(self, ctx: Any, args: list[str], options: list[TyperOption]) -> None:
@@ -70,14 +69,17 @@ class PlainGroup(TyperGroup):
         super().format_help(ctx, formatter)
 
 
-def show_defaults(parameters: Sequence[Any]) -> None:
-    """Add the defaults of the profiles to the help of options."""
+def show_defaults(parameters: Sequence[Any], new_clip: bool) -> None:
+    """Add the defaults to the help of options that name none: the profiles' values for a new clip, else the record."""
     from ltx2_cli.cli.defaults import default_texts
 
     texts = default_texts()
     for parameter in (parameter for parameter in parameters if parameter.name in texts):
         text = parameter.type_descriptor.parameter_info.help
-        parameter.help = f"{text} {texts[parameter.name].replace('[', chr(92) + '[')}"
+        of_profile = new_clip or parameter.name == "sharding"  # chosen for the devices, also with a record
+        default = texts[parameter.name] if of_profile else "[default: as recorded]"
+        if "default: " not in text:
+            parameter.help = f"{text} {default.replace('[', chr(92) + '[')}"
 
 
 def hide_types(parameters: Sequence[Any]) -> None:

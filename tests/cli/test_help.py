@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_group
 
-from ltx2_cli.cli.app import EXIT_CODES, MEANINGS, app
+from ltx2_cli.cli.app import EXIT_CODES, MEANINGS, app, ltx2_command
+from ltx2_cli.cli.defaults import default_texts
 from ltx2_cli.cli.names import ALIASES
 from ltx2_cli.cli.registry import COMMANDS
 from ltx2_cli.errors import CommandError, UsageError
@@ -147,11 +149,16 @@ def test_every_error_has_an_exit_code_of_the_table():
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_help_of_every_verb_has_its_examples_and_all_exit_codes(
+def test_help_of_every_verb_has_its_defaults_examples_and_all_exit_codes(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert run_program(monkeypatch, *verb.split(), "-h") == 0
     shown = capsys.readouterr().out
+    command: Any = ltx2_command()
+    for word in verb.split():
+        command = command.commands[word]
+    texts = default_texts()
+    assert [each.name for each in command.params if each.name in texts and "default: " not in each.help] == []
     assert re.search(rf"^ *ltx2 {verb}\b", shown, re.MULTILINE)
     assert " ".join(shown.split()).endswith(EXIT_CODES)
 

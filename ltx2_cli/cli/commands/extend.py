@@ -19,7 +19,9 @@ class Extend(EditOptions):
     """
 
     seconds: Annotated[str, option(SIZE, "Length to add.", metavar="SECONDS")]
-    num_frames: Annotated[Count, option(SIZE, "Frames to make, with context: a multiple of 8, plus 1.")] = None
+    num_frames: Annotated[
+        Count, option(SIZE, "Frames to make, with context: a multiple of 8, plus 1; default: as needed.")
+    ] = None
 
     def run(self, session: Session) -> None:
         """Make the clips, or print the plan."""

@@ -16,6 +16,7 @@ from ltx2_cli.cli.options import (
     SaveLatents,
     SessionOptions,
     Settings,
+    Text,
     argument,
     option,
 )
@@ -35,6 +36,12 @@ class Replay(ClipOptions, SessionOptions):
 
     clip: Annotated[Path, argument("FILE", "An mp4 or WAV, its record (.yaml) or latents.")]
     seed: Annotated[Count, option(STEPS, "Seed, 0 to 4294967295; default: as the record says.")] = None
+    sharding: Annotated[
+        Text,
+        option(
+            MODEL, "Sharding profile: NAME or FILE; default: as recorded, or by other devices.", profiles="sharding"
+        ),
+    ] = None
     any_weights: Annotated[bool, option(MODEL, "Accept weights that have changed since.")] = False
     verify: Annotated[
         bool, option(FILES, "Compare with FILE: exit code 1 if it differs. Without -o no file is kept.")

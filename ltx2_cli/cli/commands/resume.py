@@ -6,13 +6,14 @@ from typing import Annotated
 
 from ltx2_cli.cli.options import (
     FILES,
+    MODEL,
+    WEEK,
     CompileCache,
     OutputFile,
     Real,
-    SaveEvery,
     SaveLatents,
     SessionOptions,
-    Sharding,
+    Text,
     argument,
     option,
 )
@@ -33,8 +34,15 @@ class Resume(SessionOptions):
     output: OutputFile = None
     save_latents: SaveLatents = None
     allow_changes: Annotated[bool, option(FILES, "Accept other versions or devices than before.")] = False
-    save_run_every: Annotated[Real, SaveEvery] = None
-    sharding: Sharding = None
+    save_run_every: Annotated[
+        Real,
+        option(
+            FILES, "Seconds between saves of the .run file; default: as before.", metavar="SECONDS", min=0, max=WEEK
+        ),
+    ] = None
+    sharding: Annotated[
+        Text, option(MODEL, "Sharding profile: NAME or FILE; default: as before.", profiles="sharding")
+    ] = None
     compile_cache: CompileCache = None
 
     def run(self, session: Session) -> None:
