@@ -1,4 +1,4 @@
-"""Calls in a thread that an error does not wait for, as it would for those of a pool: a compiler may take minutes."""
+"""Calls in a thread that an error does not wait for, unlike a pool's: a compiler may take minutes."""
 
 import atexit
 import logging

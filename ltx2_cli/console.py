@@ -1,4 +1,4 @@
-"""What the user sees on stderr: stages with their times, steps with what is left of them, errors with a way out."""
+"""Output for the user on stderr: stages with their times, steps with the time left, errors with hints."""
 
 import json
 import os
@@ -38,8 +38,8 @@ def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
 
 
 def print_error(sentences: str, hint: str, label: str = "error: ") -> None:
-    """An error on stderr: what is wrong, a line each, of many sentences the last line has all that are left; and what
-    to do instead. What the user asked for has no label."""
+    """Print an error on stderr: a line for each sentence, the last line with all remaining ones, and the hint. An end
+    that the user asked for has no label."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     wrong, cures = sentences.split("\n"), hint.split("\n") if hint else []
     whole = max(MOST_LINES - len(cures), 1) - 1  # lines of one sentence
@@ -59,8 +59,8 @@ def visible(text: str) -> str:
 
 
 def print_out(text: str) -> None:
-    """Print results on stdout, alike on a terminal and in a pipe, which may lead to one: they do not steer it. A reader
-    that wants no more, such as `head`, is no error. Raises `RunError` where stdout takes no more."""
+    """Print results on stdout, alike on a terminal and in a pipe, without control characters. A reader that stops, such
+    as `head`, is no error. Raises `RunError` if stdout cannot be written."""
     _print("\n".join(map(visible, text.split("\n"))), hint="")
 
 
@@ -71,7 +71,7 @@ def print_json(values: Any) -> None:
 
 
 def print_made(text: str) -> None:
-    """Print what names files that were made, as they are for a pipe; that nobody reads it is an error too."""
+    """Print the paths of finished files, unchanged in a pipe; a closed reader is an error too."""
     shown = sys.stdout is not None and sys.stdout.isatty()
     _print("\n".join(map(visible, text.split("\n"))) if shown else text, hint="the files that were made are whole")
 
@@ -117,10 +117,10 @@ def fitted_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -
 
 @dataclass
 class _Work:
-    """The steps of a stage, and how long the run still takes by what was measured of it."""
+    """The steps of a stage, and the remaining time of the run from measured steps."""
 
     total: int  # steps of the stage
-    later: float  # what is denoised after it, in such steps
+    later: float  # later denoising, in such steps
     clips: int  # to be decoded and written
     clip_seconds: float | None  # to decode and write one; None: none was yet
     show: Callable[["_Work"], None]
@@ -133,7 +133,7 @@ class _Work:
         self.show(self)
 
     def progress(self) -> str:
-        """The steps that are done, the time of one, and about what time is left."""
+        """The finished steps, the time of one, and the approximate remaining time."""
         step = (monotonic() - self.began) / self.done
         end = " until decoding" if self.clip_seconds is None else " left"
         left = clock(step * (self.total - self.done + self.later) + self.clips * (self.clip_seconds or 0))
@@ -199,8 +199,8 @@ class Plain(Report):
 
     @contextmanager
     def _line(self, text: str, total: int | None = None) -> Iterator[Callable[[_Work], None]]:
-        """While a stage runs, or so many steps are made. Gives what shows their progress. A long stage, such as the
-        compilation of a program, says now and then that it goes on."""
+        """A line while a stage or its steps run. Yields the callback of their progress. A long stage, such as a
+        compilation, prints now and then that it continues."""
         ended, began = Event(), monotonic()
 
         def tell_on() -> None:
@@ -228,7 +228,7 @@ class Plain(Report):
 
 
 class Live(Plain):
-    """A `Report` for terminals: a line that moves while a stage runs, and what is left of the run."""
+    """A `Report` for terminals: a moving line while a stage runs, and the remaining time of the run."""
 
     @cached_property
     def _console(self) -> Console:

@@ -27,7 +27,7 @@ class UsageError(CommandError):
 
 
 class UnknownNetworkError(UsageError):
-    """A network that is not on this machine, and of which no published description is known."""
+    """A network that is not on this machine and has no published description."""
 
 
 class RunError(CommandError):
@@ -39,7 +39,7 @@ class StorageError(RunError):
 
 
 def write_error(sentence: str, error: OSError, hint: str = MAKE_ROOM) -> RunError:
-    """The failure to write a file, by what the system refused."""
+    """The system refused to write a file."""
     return (StorageError if error.errno in STORAGE else RunError)(sentence, hint)
 
 
@@ -56,7 +56,7 @@ class MediaCheckError(CommandError):
 
 
 class PartlyFailedError(CommandError):
-    """A batch of which some jobs failed."""
+    """Some jobs of a batch failed."""
 
     exit_code = 5
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported where it is needed: `--help` answers at once
 
 LOCK_NAME = re.compile(r"\.partial-[0-9a-f]{12}(?=-|$)")
 CLEANING = 0.1  # seconds for which at most a process holds the lock of a dead one, or one that it takes for dead
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems without locks answer
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
@@ -63,7 +63,7 @@ class Output(NamedTuple):
 
 
 def named_by(option: str, name: str) -> str:
-    """What to type for another file: the option, or `--set KEY=`, and a name."""
+    """The text to type for another file: the option, or `--set KEY=`, and a name."""
     return f"{option}{'' if option.endswith('=') else ' '}{name}"
 
 
@@ -144,9 +144,9 @@ def remove_locks() -> None:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Rename what is complete. An existing folder is deleted last."""
+    """Rename the complete file or folder. An existing folder is deleted last."""
     if temporary.is_file():
-        temporary.chmod(0o666 & ~UMASK)  # some libraries write what nobody else may read
+        temporary.chmod(0o666 & ~UMASK)  # some libraries write files that only their owner can read
         with temporary.open("rb") as content:
             os.fsync(content.fileno())  # or after a power cut the name may stand before an empty file
     if not path.is_dir():

@@ -26,7 +26,7 @@ RUN = ".run"  # the ending of the file of an unfinished run
 
 
 class Product(StrEnum):
-    """What a run produces."""
+    """The product of a run."""
 
     clips = "clips"
     latents = "latents"
@@ -143,8 +143,8 @@ def _automatic_name(spec: RunSpec) -> str:
 
 
 def slug(text: str, most: int = MAX_SLUG) -> str:
-    """The first words of a text as a part of one file name: letters and digits of any script, lower case, joined by
-    `-`; a symbol such as an emoji by its name. At most so many characters, and `MAX_BYTES`."""
+    """The first words of a text as a part of a file name: letters and digits of any script, lower case, joined by `-`;
+    a symbol such as an emoji by its name. At most `most` characters, and `MAX_BYTES`."""
     shown = (f" {unicodedata.name(sign, '')} " if unicodedata.category(sign) == "So" else sign for sign in text[:CUT])
     plain = unicodedata.normalize("NFKC", "".join(shown)).lower()
     name = "-".join(match[0] for match in WORD.finditer(APOSTROPHES.sub("", plain)))

@@ -18,7 +18,7 @@ SETTING = "--set"
 
 
 def command_line(alternative: "Alternative") -> str:
-    """The command line that was typed, with what an alternative asks otherwise, ready to be copied."""
+    """The typed command line with the values of an alternative, ready to be copied."""
     from ltx2_cli.estimate.fit import FRACTION
 
     verbs, command = typed_command()

@@ -1,4 +1,4 @@
-"""Other names of options, and what a shell completes."""
+"""Other names of options, and completions for a shell."""
 
 from collections.abc import Callable
 

@@ -72,8 +72,8 @@ def in_order() -> list[Command]:
 
 
 def parameters(options: type) -> dict[str, Parameter]:
-    """The fields of a class of options, its own before those of its bases, panel by panel. A flag without a name of its
-    own is called like its field."""
+    """The fields of a class of options, its own before its bases', panel by panel. A flag without a name of its own is
+    called like its field."""
     found = dict[str, Parameter]()
     for name, kind in ((name, kind) for part in options.__mro__ for name, kind in get_annotations(part).items()):
         if name not in found:
@@ -115,6 +115,6 @@ def typed_command() -> tuple[list[str], Command | None]:
 
 
 def names_below(words: list[str]) -> Mapping[str, None]:
-    """What may be typed next: commands and groups, or the commands of a group."""
+    """Possible next words: commands and groups, or the commands of a group."""
     names = (one.name.split() for one in in_order())
     return dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words != name)

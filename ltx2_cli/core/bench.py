@@ -1,5 +1,5 @@
-"""How long the steps of a clip take on the devices that are here, without its weights: numbers drawn at random take as
-long. And what a dump of timings says of the run that it is of."""
+"""Time of a clip's steps on the local devices, without its weights: random numbers take as long. And facts of a run for
+a dump of timings."""
 
 from dataclasses import replace
 from functools import cache
@@ -32,8 +32,8 @@ TURNS = (12.9898, 78.233, 37.719, 4.5813, 93.989)  # radians between two neighbo
 
 
 def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
-    """What a dump of timings says beside them: `settings`, without which two dumps are of different work, and the
-    `environment`, in which two dumps may be compared. `measured` is `STEPS` or `CLIP`."""
+    """Facts for a dump of timings: `settings`, which must be equal for equal work, and the `environment`, which may
+    differ between compared dumps. `measured` is `STEPS` or `CLIP`."""
     stages = plan.stages
     settings = {
         "measured": measured,
@@ -58,8 +58,8 @@ def _size(plan: Plan, stage: Stage) -> str:
 
 
 def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]]]:
-    """The timings of the steps of all stages, and the seconds of each step by stage, compiled before. A stage that
-    refines begins from random latents: what upsamples them is left out."""
+    """The timings of the steps of all stages, and the seconds of each step by stage, without compilation. A refining
+    stage begins from random latents: their upsampling is left out."""
     components = Components(plan)
     with report.stage("draw weights"):
         network = jax.block_until_ready(random_network(abstract_network(plan, DENOISER)))

@@ -39,20 +39,20 @@ NEVER = -np.inf
 
 @dataclass
 class RunCheckpointer:
-    """Saves the state of a run every so many seconds, after each phase, and when the run is to stop. Several hosts call
-    it at the same moments and decide alike; the first writes."""
+    """Saves the state of a run at an interval in seconds, after each phase, and before the run stops. Several hosts
+    call it at the same moments and decide alike; the first writes."""
 
     path: Path
     plan: Plan
     goal: RunGoal
     report: Report
-    wanted: bool | None  # None: where the run is estimated to take more than a minute
+    wanted: bool | None  # None: if the estimate is over a minute
     every: float  # seconds
     stop: StopRequest = field(default_factory=StopRequest)
-    estimate: float = 0.0  # seconds that all steps take
+    estimate: float = 0.0  # seconds of all steps
     written: float = NEVER  # when, by the monotonic clock
     last: tuple[RunState, float] = (RunState(), 0.0)
-    preview: OnProgress = no_checkpoint  # is called where the run goes on
+    preview: OnProgress = no_checkpoint  # called if the run continues
     failure: RunError | None = None  # why the state could not be saved
 
     @property

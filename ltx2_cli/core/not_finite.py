@@ -27,7 +27,8 @@ from ltx2_cli.weights.load import not_finite
 def _finite_parts(
     transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs, sigma: jax.Array
 ) -> jax.Array:
-    """What in a forward is finite, bool [layers + 3]: text, the first layer's input, each output, the velocities."""
+    """Whether parts of a forward are finite, bool [layers + 3]: text, the first layer's input, each output, the
+    velocities."""
 
     def finite(x: Streams[jax.Array]) -> jax.Array:  # without the tokens that fill up the devices
         own = [stream[:, : tokens.shape[1]] for stream, tokens in zip(x, latents, strict=True)]
@@ -64,7 +65,7 @@ def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> 
 
 
 def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
-    """The first part of a step from these latents that is not finite, in words; empty where it cannot be told."""
+    """The first part of a step from these latents that is not finite, in words; empty if unknown."""
     layers, sharding = run.plan.arch.transformer.num_layers, run.phase.stage.sharding
     latents, sigma = run.place((before, run.phase.stage.sigmas[step]))
     parts = (

@@ -62,7 +62,7 @@ def as_abstract(arrays: Any, sharding: Sharding) -> Any:
 
 
 class NotCompiledError(RunError):
-    """A program that is not in the cache, where none may be compiled."""
+    """A program is not in the cache, and none may be compiled."""
 
 
 UNDIAGNOSABLE = (NotCompiledError, jax.errors.JaxRuntimeError)  # no program or no memory to look into a fault
@@ -106,8 +106,8 @@ def _unwritable(place: Path) -> str:
 
 
 def agree_on_programs(report: Report) -> None:
-    """On several hosts with GPUs, keep no programs where each host has a folder of its own: jax writes on the first
-    host alone, and hosts tune a program together, so those that compile would wait forever for the one that reads."""
+    """On several hosts with GPUs, use no cache unless all hosts share its folder: jax writes only on the first host,
+    and hosts tune a program together, so hosts that compile would wait forever for the one that reads."""
     settings: Any = jax.config
     if jax.process_count() == 1 or jax.default_backend() != "gpu" or not settings.jax_enable_compilation_cache:
         return
@@ -144,7 +144,8 @@ class CompileStats:
 
 @contextmanager
 def count_compilations() -> Iterator[CompileStats]:
-    """Count what XLA compiles in the body, on all threads; warnings of jax's cache become part of the count."""
+    """Count the programs that XLA compiles in the body, on all threads. Warnings of jax's cache become part of the
+    count."""
     stats, show = CompileStats(), warnings.showwarning
 
     def on_warning(message: Warning | str, *details: Any, **options: Any) -> None:

@@ -100,7 +100,7 @@ def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
 
 
-History = tuple[Mapping[str, Any], ...]  # of each video, what its record says of latents: those it began with and made
+History = tuple[Mapping[str, Any], ...]  # for each video, the latents of its record: source and results
 
 
 def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ def source_history(file: LatentsFile, fps: float) -> Mapping[str, Any]:
 
 
 def extend_history(history: History, stage: "Stage", tokens: Streams[np.ndarray]) -> History:
-    """The history of each video with the fingerprints of the latents (tokens) that a stage left."""
+    """The history of each video, with the fingerprints of a stage's latents (tokens)."""
     latents = from_tokens(tokens, stage.shapes)._asdict()
     extended = []
     for row, past in enumerate(history or ({},) * len(tokens.video)):
@@ -126,7 +126,7 @@ def provenance(plan: "Plan", files: Mapping[str, str], history: Mapping[str, Any
 
 
 def environment_changes(recorded: Provenance, plan: "Plan") -> Iterator[str]:
-    """Sentences on versions, devices, meshes and batches that are not those of the record."""
+    """Sentences on versions, devices, meshes and batches that differ from the record."""
     current = provenance(plan, {}, {})
     for package, before in recorded.versions.items():
         if before != current[package]:

@@ -1,4 +1,4 @@
-"""How a run says what it is doing, without knowing who listens; and how long that took."""
+"""Progress reports of a run, independent of their display, and measured times."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,11 @@ from ltx2_cli.artifacts.files import replacing
 
 LOAD, COMPILE = PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
 DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the stages that end a clip
-Advance = Callable[[int], None]  # so many more steps of the current stage are done
+Advance = Callable[[int], None]  # report finished steps of the current stage
 
 
 class Report:
-    """What a run tells: stages, one after the other; steps within a stage; facts worth a line. This one is silent."""
+    """Receiver of a run's progress: stages, steps within a stage, and notes. This one is silent."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -25,8 +25,8 @@ class Report:
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
-        """The work inside, part of a stage, is `total` equal steps. After them the run does as much as `later` such
-        steps, and decodes and writes so many clips."""
+        """The body runs `total` equal steps, part of a stage. After them the run has work of `later` such steps, and
+        decodes and writes `clips` clips."""
         yield lambda steps: None
 
     def moved(self, size: int) -> None:
@@ -48,8 +48,8 @@ class Report:
 
 @dataclass
 class Timings(Report):
-    """A `Report` that measures what it passes on, for a JSON file with the keys of sglang's benchmark reports. Stages
-    end when the devices are done. Loading and compiling, which a server does once, are in no figure."""
+    """A `Report` that measures the stages that it passes on, for a JSON file with the keys of sglang's benchmark
+    reports. Stages end when the devices are done. Loading and compiling, which a server does once, are in no figure."""
 
     report: Report
     started: float = field(default_factory=perf_counter)
@@ -91,15 +91,14 @@ class Timings(Report):
         return sum(seconds for _, seconds in self.preparations)
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of all stages of each name, those of loading and compiling too."""
+        """The seconds of all stages by name, including loading and compiling."""
         totals = dict[str, float]()
         for name, seconds in (*self.preparations, *self.stages):
             totals[name] = totals.get(name, 0.0) + seconds
         return totals
 
     def record(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """What was measured so far, and other facts. Steps that ran in one call of the program share its time
-        equally."""
+        """The measurements so far, with these facts. Steps of one call of the program have equal parts of its time."""
         return {
             "total_duration_ms": 1000 * (perf_counter() - self.started - self.prepared),
             "steps": [{"name": name, "duration_ms": 1000 * seconds} for name, seconds in self.stages],

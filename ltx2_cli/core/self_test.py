@@ -26,7 +26,7 @@ from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.hub import DEMO_FOLDER
 
-STORED = DEMO_FOLDER / "self_test.json"  # what a CPU made, rounded to six digits
+STORED = DEMO_FOLDER / "self_test.json"  # results of a CPU, rounded to six digits
 REQUEST = {"prompt": "a", "model": "demo", "seed": 0, "sharding": "single"}
 CLIP = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
 # Relative errors in the Euclidean norm. Compilers order sums differently: 5e-6 between two levels of optimisation.
@@ -60,8 +60,8 @@ def kernels(device: jax.Device) -> Iterator[tuple[AttentionBackend, DType]]:
 
 
 def kernel_error(kernel: AttentionBackend, dtype: DType, device: jax.Device) -> float:
-    """The relative L2 error of a kernel on queries that it normalises, rotates and gates. Raises `UsageError` where it
-    is not made for the device or the dtype."""
+    """The relative L2 error of a kernel on queries that it normalises, rotates and gates. Raises `UsageError` if it
+    does not support the device or the dtype."""
     choose_backend(kernel, device, dtype, [HEAD_SIZE], KEYS)
     case = drawn(QUERIES, KEYS, HEADS, HEAD_SIZE, dtype.value)
     with jax.default_device(device):

@@ -39,9 +39,9 @@ class StagePrograms(NamedTuple):
     """The programs of a stage. Each of the two stages draws its own noise."""
 
     noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
-    text: Program  # connectors' output to what the layers read of it, once for all steps
+    text: Program  # connectors' output to the layers' text, once for all steps
     steps: Program  # latents, inputs, sigmas, guidance and two bounds to latents, and whether each stream is finite
-    forward: Program  # what the loop evaluates at every step: one forward over all rows. No run compiles it
+    forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
 def stage_programs(plan: Plan, number: int) -> StagePrograms:
@@ -123,7 +123,7 @@ def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]
 
 
 class StageRun:
-    """A stage with its denoiser on the devices and all inputs but latents; `contexts` are those of its connectors."""
+    """A stage with its denoiser on the devices and all inputs except latents; `contexts` come from its connectors."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class StageRun:
 
 
 def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int, behind: int) -> Streams[jax.Array]:
-    """Of so many tokens `behind` the grid too: that of the clip itself is the same without them."""
+    """Noise of a stage, including `behind` tokens behind the grid, which do not change the clip's noise."""
     videos = jax.vmap(lambda seed: to_tokens(noise(seed, shapes, stage)))(seeds)
     video, audio = (stream[:, 0] for stream in videos)
     if behind:

@@ -59,7 +59,7 @@ def later_steps(plan: Plan, phase: int) -> float:
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:
-    """The connectors whose contexts `start` lacks, of those that the remaining stages need."""
+    """The connectors of the remaining stages whose contexts `start` lacks."""
     later = [phase.stage for phase in plan.phases[start.phase :] if isinstance(phase, Denoise)]
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 

@@ -36,7 +36,7 @@ class Schedule:
     shift_terminal: float | None = None
 
     def shift_factor(self, tokens: int) -> float:
-        """The shift for so many tokens: e^μ, with μ on a line through the two anchors, not clamped."""
+        """The shift for a number of tokens: e^μ, with μ on a line through the two anchors, not clamped."""
         if not self.use_dynamic_shifting:
             return self.shift
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)

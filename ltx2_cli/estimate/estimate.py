@@ -35,7 +35,7 @@ from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Programs = Sequence[Compiled | CompileFailure]
-FORWARD = "forward"  # how names of its programs begin
+FORWARD = "forward"  # beginning of its programs' names
 PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 
@@ -58,7 +58,7 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimates of a plan by formula, and by its programs as far as they were compiled."""
+    """Estimates of a plan by formula, and from compiled programs."""
 
     plan: Plan
     compiled: list[Compiled]
@@ -66,7 +66,7 @@ class Estimate:
     device_bytes: float  # that a program may fill; infinite where it is not known
     weight_bytes: dict[str, int]  # of each network on each device
     uncompiled: dict[str, PhaseMemory]  # by phase, from formulas alone
-    memory: dict[str, PhaseMemory]  # the same, with what was compiled
+    memory: dict[str, PhaseMemory]  # the same, with compiled programs
     stages: list[StageEstimate]
     phase_seconds: dict[str, float]  # the least; empty where the device's rates are not known
     expected_phase_seconds: dict[str, Range]  # empty likewise
@@ -85,7 +85,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every phase fits into each device, as far as that is known."""
+        """Whether every phase fits into each device; unknown memory is enough."""
         return max(self.phase_bytes.values()) <= self.device_bytes
 
 

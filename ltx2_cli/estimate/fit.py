@@ -44,7 +44,7 @@ MOST = FRACTION * (1 - RESERVE)  # of it for a program then
 USUAL_TEXT = 1024  # tokens that a prompt is cut to
 SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
 MUCH_LARGER = 1.5  # times as many pixels
-MOST_MESHES = 12  # under which a smaller clip is tried
+MOST_MESHES = 12  # tried with a smaller clip
 DEMO = "demo"
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
@@ -272,7 +272,7 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
         taken = available.limit / (1 - RESERVE) / available.total
         has += f", the {taken:.0%} of its {total} that jax takes without {RESERVE_REMARK}"
     needs = f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
-    if memory.peak == int(available.limit) + 1:  # it stands for what a compiler did not say
+    if memory.peak == int(available.limit) + 1:  # stands for a size that the compiler did not state
         needs = f"to {phase} takes more"
     elif memory.loading > memory.weights + memory.activations:
         needs = f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"

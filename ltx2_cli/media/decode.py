@@ -47,8 +47,8 @@ def decode_frames(path: Path, file: VideoFile, fps: float, most: int, from_end: 
 
 
 def _near_end(file: VideoFile, end: float) -> float | None:
-    """From where to decode what is shown from `end` on: before the last but one of the key frames before it, since some
-    decoders have a whole picture only at the next. None: from the beginning."""
+    """The start for decoding the frames from `end` on: before the last but one of the key frames before it, since some
+    decoders have a complete frame only at the next. None: the beginning."""
     starts = file.packets.starts
     keys = np.sort(starts[file.packets.keys & (starts < end)])
     if len(keys) < 2 or not file.container.startswith(SEEKABLE):

@@ -174,8 +174,8 @@ def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
 
 
 def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
-    """The middle of the picture, resized to cover a frame, [height, width, RGB] in [-1, 1]. Bilinear between centres of
-    pixels, as both published implementations resize: what is reduced is not smoothed first."""
+    """The middle of an image, resized to cover a frame, [height, width, RGB] in [-1, 1]. Bilinear between centres of
+    pixels, without smoothing before a reduction, as in both published implementations."""
     source = pixels.shape[:2]
     scale = max(height / source[0], width / source[1])
     resized: NDArray[np.float32] = pixels.astype(np.float32)
@@ -187,8 +187,8 @@ def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
 
 
 def reduced(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
-    """As `covering`, but what is reduced is smoothed first, and rounded to whole pixels and 8 bits: a reference is
-    often much larger than it is needed."""
+    """As `covering`, but smoothed before a reduction, and rounded to whole pixels and 8 bits: references are often much
+    larger than needed."""
     source_height, source_width = pixels.shape[:2]
     wider = source_width * height > source_height * width
     whole_width = source_width * height // source_height if wider else width
@@ -199,8 +199,8 @@ def reduced(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
 
 
 def mean_light(frames: NDArray[np.uint8], latents: int, height: int, width: int) -> NDArray[np.float32]:
-    """The mean light, 0 to 1, of what each of so many latents covers of a mask whose middle covers the frame, float32
-    [latents, height, width]. The first is of the first frame, the others of equal numbers of frames; a picture is the
+    """The mean light, 0 to 1, of a mask in the area of each latent, float32 [latents, height, width]. The mask's middle
+    covers the frame. The first latent is of the first frame, the others of equal numbers of frames; an image is the
     same at all times."""
     _, source_height, source_width, _ = frames.shape
     scale = max(height / source_height, width / source_width)

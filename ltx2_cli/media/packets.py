@@ -63,8 +63,8 @@ def _copied_packets(media: Media, original: Original, temporary: Path) -> tuple[
 
 
 def _leading(times: ArrayLike, most: int, fps: float) -> int:
-    """How many packets have the first frames and no others, at most so many: they are decoded without those behind. 0
-    where frames do not follow each other at this rate."""
+    """The number of leading packets, at most `most`, that hold the first frames and no others: they can be decoded
+    without later ones. 0 unless frames have this rate."""
     frames = np.asarray(times) * fps
     if not np.allclose(np.sort(frames), np.arange(len(frames)), atol=0.1):
         return 0

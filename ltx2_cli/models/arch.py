@@ -1,5 +1,5 @@
-"""What the networks are: the classes of the configs, with the published configs' names. A default is what a config that
-omits the key means: that of the reference class, not necessarily of a release."""
+"""Architectures of the networks: classes of the configs, with the published configs' names. A default is the meaning of
+an omitted key: the reference class's default, not necessarily that of a release."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
 
 HEADS = ("num_attention_heads", "attention_head_dim")
-# The keys of a `StreamArch`'s and of a `ConnectorArch`'s last fields, behind what tells the streams apart.
+# The keys of the last fields of a `StreamArch` and a `ConnectorArch`, without the prefix of a stream.
 STREAM_KEYS = ("in_channels", "out_channels", *HEADS, "cross_attention_dim", "gated_attn", "cross_attn_mod", "ff_bias")
 CONNECTOR_KEYS = (*(f"connector_{key}" for key in (*HEADS, "num_layers", "num_learnable_registers")), "gated_attn")
 
@@ -25,7 +25,7 @@ class StreamArch(NamedTuple):
 
     name: str
     prefix: str  # of its weights' names, where the two differ by a prefix alone
-    gate: str  # what its cross-modal gate is called
+    gate: str  # the name of its cross-modal gate
     max_positions: tuple[int, ...]
     caption_channels: int  # 0: text arrives at the stream's width
     in_channels: int
@@ -114,7 +114,7 @@ class TransformerArch(NetworkArch):
 
     @property
     def scales(self) -> LatentScale:
-        """How latents lie in time and space."""
+        """Extent of latents in time and space."""
         mel = self.audio_scale_factor, self.audio_hop_length, self.audio_sampling_rate
         return LatentScale(*self.vae_scale_factors, *mel, self.causal_offset)
 
@@ -212,7 +212,7 @@ class Arch:
 
     @property
     def compression(self) -> VAECompression:
-        """How the autoencoders divide a clip."""
+        """Compression by the autoencoders."""
         rate = self.audio_vae.spectra_rate / self.audio_vae.compression
         return VAECompression(self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio, rate)
 

@@ -1,5 +1,5 @@
-"""What a config says, a `config.json` or that in a published single file's metadata; what does not fit or is not
-implemented is refused by name."""
+"""Read configs, from a `config.json` or a single file's metadata. Values that do not fit or are not implemented are
+refused by name."""
 
 import json
 import math
@@ -27,8 +27,7 @@ RULES: dict[str, Any] = json.loads(Path(__file__).with_name("implemented.json").
 
 @dataclass(frozen=True)
 class NetworkArch:
-    """What `read_arch` asks of every network's description; what a class needs other than here, `implemented.json`
-    says under its name."""
+    """Description of a network for `read_arch`; `implemented.json` has the exceptions of a class under its name."""
 
     only: ClassVar[Config] = {}  # key: the one value that is implemented, also as a list of it
     omitted: ClassVar[Config] = {}  # key of `only`: what leaving it out means, where that is not the value above
@@ -45,7 +44,7 @@ class NetworkArch:
 
     @property
     def model_version(self) -> str | None:
-        """The model version of models that a network of this layout is of; None where the layout does not tell."""
+        """The model version of a network with this layout; None if several have it."""
         return None
 
 
@@ -103,7 +102,7 @@ def _type_name(hint: Any, least: float) -> str:
 
 
 def _not_implemented(stated: Config, only: Config, known: Collection[str]) -> Iterator[str]:
-    """What differs from the only value that is implemented; unknown keys that are not off."""
+    """Differences from the only implemented values, and unknown keys that are not off."""
     for key, value in stated.items():
         if key in only:
             levels = value if isinstance(value, list) and not isinstance(only[key], list) else [value]
@@ -129,8 +128,8 @@ READ = tuple(f"{path}." for path in (*DATA["sizes"], *DATA["unread"]))
 
 
 def config_problems(config: Config, version: str, where: str) -> Iterator[UsageError]:
-    """What `config` states, sizes aside, that this model version does not mean; `where` names the file. Null means what
-    was published."""
+    """Values of `config`, except sizes, that differ from this model version's; `where` names the file. Null means the
+    published value."""
     for section in SECTIONS:
         if not isinstance(config.get(section), dict):
             yield UsageError(f"{where}: the config has no section {section}", AGAIN)
@@ -157,8 +156,8 @@ def stated_sizes(config: Config) -> dict[str, Config]:
 
 
 def _block_sizes(vae: Config, half: str, prefix: str) -> Config:
-    """Residual blocks and channels of each level in a half of the video autoencoder, from the pixels on. What is no
-    number stays, and is refused where the other values are."""
+    """Residual blocks and channels of each level in a half of the video autoencoder, from the pixels on. Values that
+    are no numbers stay, and are refused with the others."""
     blocks = vae.get(f"{half}_blocks")
     listed = [block for block in blocks if isinstance(block, list) and block] if isinstance(blocks, list) else []
     options = [block[-1] for block in listed if isinstance(block[-1], dict)]

@@ -1,5 +1,5 @@
-"""What computes the text encoder: transformers' Gemma-3, run by torchax on jax arrays, our weights. The torch module
-has no memory of its own. Importing this module takes seconds."""
+"""The text encoder: transformers' Gemma-3, run by torchax on jax arrays, our weights. The torch module has no memory of
+its own. Importing this module takes seconds."""
 
 import json
 import os
@@ -33,8 +33,8 @@ DROPPED_OVERLOADS = """all dimname dimname_out / index_add dimname / index_copy 
 
 
 class TorchModule(NamedTuple):
-    """How to compute: a torch module without memory, its rotary embedding, which has memory, and the operators that
-    run it on jax arrays."""
+    """A torch module without memory, its rotary embedding, which has memory, and the operators that run it on jax
+    arrays."""
 
     module: torch.nn.Module
     rotary: torch.nn.Module
@@ -43,8 +43,8 @@ class TorchModule(NamedTuple):
 
 @lru_cache(maxsize=4)
 def build_torch_module(stated: str, where: str) -> TorchModule:
-    """The module that computes the language model of a config, as JSON; `where` names its file in errors. Raises
-    `UsageError` for a config that it cannot be built of."""
+    """The module of the language model of a config, as JSON; `where` names its file in errors. Raises `UsageError` for
+    a config that it cannot be built from."""
     try:
         config = Gemma3TextConfig(**json.loads(stated))
         findings = "; ".join(_not_computed(config))
@@ -62,7 +62,7 @@ def build_torch_module(stated: str, where: str) -> TorchModule:
 
 
 def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
-    """What `Gemma` returns, by a module and the weights under its names."""
+    """The result of `Gemma`, from a module and the weights under its names."""
     # The scale is no weight but a constant, which a module without memory lacks.
     scale = module.module.embed_tokens.scalar_embed_scale
     arrays = {**weights, "embed_tokens.embed_scale": jnp.float32(scale)}
@@ -99,7 +99,7 @@ def _rope_tables(module: TorchModule, tokens: int, dtype: jnp.dtype) -> dict[str
 
 
 def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
-    """What transformers takes for a config of Gemma-3 and then fails on."""
+    """Values that transformers accepts in a config of Gemma-3 and later fails on."""
     if text.hidden_activation not in ACT2FN:
         yield f"hidden_activation is {text.hidden_activation!r}, which transformers does not know"
     if text.num_attention_heads % text.num_key_value_heads:

@@ -85,7 +85,7 @@ def _aliases(networks: Networks) -> Iterator[tuple[str, Target]]:
 
 
 def _match(lora: LoraFile, targets: Mapping[str, Target]) -> tuple[dict[Target, str], dict[str, list[str]]]:
-    """The targets of a file that match the networks, and the names of those that do not, by the reason."""
+    """The targets of a file that match the networks, and the names of the others, by reason."""
     matching: dict[Target, str] = {}
     mismatches: dict[str, list[str]] = {"not in it": [], "of another shape": [], "there twice": []}
     for name, pair in lora.pairs.items():
@@ -105,7 +105,7 @@ def _match(lora: LoraFile, targets: Mapping[str, Target]) -> tuple[dict[Target, 
 def _problems(
     lora: LoraFile, matching: int, mismatches: Mapping[str, list[str]], targets: Mapping[str, Target]
 ) -> Iterator[UsageError]:
-    """What is wrong with one file, if anything, and what to do about it."""
+    """The problem of one file, if any, and its cure."""
     listed = count_and_list(mismatches)
     wanted_version = version_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
     model, version = NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)

@@ -98,7 +98,7 @@ def resample_on_host(wave: NDArray[np.float32], rate: int, wanted: int) -> NDArr
 
 
 class _Filters(NamedTuple):
-    """The filters of a round: as many new samples as there are phases for so many old ones."""
+    """The filters of a round: as many new samples as phases, for a whole number of old ones."""
 
     steps: int  # old samples
     places: NDArray[np.int64]  # [phases, taps], of the old samples that a new one is a sum of; 0 is a round's earliest

@@ -1,1 +1,1 @@
-"""What a request means for a checkpoint and its devices."""
+"""Plan a request: all decisions for a checkpoint and its devices, before weights are read."""

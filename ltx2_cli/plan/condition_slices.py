@@ -28,7 +28,7 @@ def condition_slices(
     compression: VAECompression,
     edit: Edit | None,
 ) -> Streams[tuple[ConditionSlice, ...]]:
-    """The conditions of each stream of a stage; those of an edited clip without its new latents."""
+    """The conditions of each stream of a stage; an edited clip's leave out its new latents."""
     video, audio, behind = list[ConditionSlice](), list[ConditionSlice](), geometry.grid_tokens
     for source, placed in enumerate(placed_videos):
         size = prod(placed.latent_size(geometry))

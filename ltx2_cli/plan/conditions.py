@@ -99,7 +99,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
         video = read_video(path, spec.fps, most, from_end=False)
         frames = video.frames[::rarer]
         video = replace(video, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
-    else:  # what begins the clip is the end of the video
+    else:  # a clip begins with the end of the video
         most = condition.num_frames or most_frames(spec, condition)
         video = read_video(path, spec.fps, most, from_end=condition.frame == 0)
     if condition.sha256 not in (None, video.sha256):

@@ -134,7 +134,7 @@ def edit_of(spec: RunSpec, videos: Sequence[Video], geometry: Geometry) -> Edit 
         length = len(video.audio.waveform) / video.audio.sample_rate
         cut_off = length - CUT_OFF if end > len(video.frames) else length
         heard = _overlapping(seconds, min(begin / fps, cut_off), end / fps)
-    most = end if end > len(video.frames) else np.inf  # what is inside a clip ends where its latents do
+    most = end if end > len(video.frames) else np.inf  # a part inside a clip ends with its latents
     frames, span = _span(edges, new, most), _span(seconds, heard, most / fps)
     return Edit(number, first, Streams(new, heard), slice(*map(int, frames)), span)
 

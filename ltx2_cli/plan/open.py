@@ -31,7 +31,7 @@ def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Downloa
     checkpoint = [(spec.checkpoint, FOLDER_FILES)]
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = recipe.guess_request(spec, from_latents).second_stage
-    # None: at levels that the page of the model says, which is not open yet
+    # None: at noise levels of the model, which is not open yet
     refines = second.sigmas != () and spec.running.video
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
@@ -41,11 +41,11 @@ def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Downloa
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
     if absent:
         raise_all(problems)
-    return absent  # where nothing is to be fetched first, `resolve` says what is wrong with LoRAs and all else at once
+    return absent  # without downloads, `resolve` reports problems of LoRAs together with all others
 
 
 def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) -> Checkpoint:
-    """The networks of a checkpoint, and those of a text encoder for a single file, without weights."""
+    """The networks of a checkpoint, and of a text encoder for a single file, without weights."""
     place = _find(checkpoint, FOLDER_FILES, offline)
     if place is None:
         return preset_checkpoint(checkpoint)
@@ -78,7 +78,7 @@ class SecondStage(NamedTuple):
 
 
 def open_second_stage(spec: RunSpec, checkpoint: Checkpoint, offline: bool) -> SecondStage:
-    """Open the upsampler and LoRAs of the second stage. Raises `UsageError` for those that cannot be had."""
+    """Open the upsampler and LoRAs of the second stage. Raises `UsageError` for missing ones."""
     opened, problems = collect({"upsampler": partial(find_upsampler, spec.second_stage.upsampler, checkpoint, offline)})
     preset = partial(preset_lora, transformer=checkpoint.networks(spec).transformer)
     loras = open_loras(spec.second_stage.lora or (), offline, problems, preset)

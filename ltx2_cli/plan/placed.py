@@ -75,7 +75,7 @@ def weights_references(spec: RunSpec) -> bool:
 def reference_weights(
     spec: RunSpec, videos: Sequence[Video], placed: Sequence[PlacedVideo], geometry: Geometry
 ) -> References | None:
-    """How tokens and those of a stage's references attend to each other, where a strength or a mask says so."""
+    """The attention between a stage's clip and its references; None unless a strength or a mask weights it."""
     if not geometry.references or not weights_references(spec):
         return None
     read = zip(videos, spec.conditions, strict=True)

@@ -1,4 +1,4 @@
-"""The sizes and lengths that a request can have: those that its model makes in one stage, or in two."""
+"""Possible sizes and lengths of a request: those of its model, in one stage or two."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,8 +17,8 @@ TWICE = UpsampleFactors(time=1, up=2, down=1)  # by the upsampler of every recip
 
 
 def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
-    """The numbers of frames and pixels, rising, by key, that the request's model makes in its recipe. The hub is not
-    asked: of a model that is not here and whose name says no recipe, those of two stages, which one stage makes too."""
+    """Numbers of frames and pixels, rising, by key, that the request's model makes in its recipe. The hub is not asked:
+    for a model that is not here and whose name implies no recipe, numbers of two stages, which one stage makes too."""
     checkpoint = _opened(spec.checkpoint, spec.text_encoder)
     if checkpoint is None:
         one_stage = spec.recipe != AUTO and guess_request(spec).second_stage.sigmas == ()
@@ -42,7 +42,7 @@ def _opened(checkpoint: str, text_encoder: str | None) -> Checkpoint | None:
 
 @lru_cache(maxsize=4)
 def _upsampling(upsampler: str | None, checkpoint: str, text_encoder: str | None) -> UpsampleFactors:
-    """What an upsampler (None: the checkpoint's own) makes of a size."""
+    """The factors of an upsampler (None: the checkpoint's own)."""
     opened = _opened(checkpoint, text_encoder)
     try:
         return find_upsampler(upsampler, opened, offline=True)[0].upsampling if opened else TWICE

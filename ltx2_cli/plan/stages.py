@@ -169,7 +169,7 @@ def build_stages(
     for one."""
     if len(sizes) == 1:
         return (_first_stage(spec, inputs, FINAL, sizes[0], guided),)
-    # The second stage takes the weights where they lie, but for those that its LoRAs are merged into.
+    # The second stage reuses the placed weights, except those that its LoRAs are merged into.
     first = _first_stage(spec, inputs, FIRST, sizes[0], guided if STAGE2_DENOISER in inputs.lora_deltas else unguided)
     second = _second_stage(spec, inputs, sizes[1], source.shapes if source else first.shapes, unguided)
     return (second,) if source else (first, second)

@@ -43,7 +43,7 @@ GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of ever
 
 
 class RequestLayers(NamedTuple):
-    """Values that were asked for, above those of profiles."""
+    """Requested values, above the values of profiles."""
 
     layers: dict[str, Values]  # values by dotted key, of each origin: `FILE`, `ENVIRONMENT`, `FLAG`; later wins
     keys: set[str]  # that a user set

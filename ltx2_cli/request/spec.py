@@ -139,7 +139,7 @@ class AudioSpec:
 class RunSpec:
     """The request: merged from `configs/`, files and flags, read by `resolve`, stored with the video."""
 
-    # what to show and to hear
+    # input images, videos and audio
     prompt: str
     negative_prompt: str
     height: int  # pixels, a multiple of 32, in two stages of 64
@@ -148,7 +148,7 @@ class RunSpec:
     fps: float
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made
-    streams: Literal["both", "video", "audio"]  # what is made; the other is not run
+    streams: Literal["both", "video", "audio"]  # the generated streams; the other is not run
     image_crf: int  # constant rate factor of H.264 that images go through; 0: none
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
@@ -175,7 +175,7 @@ class RunSpec:
     compile_text_encoder: bool
     scan_layers: bool
     compile_cache: str | None  # folder of compiled programs, or `off`; None: in the user's cache
-    vae_memory_gb: float | None  # GB per device for video decoding; None: what the weights leave
+    vae_memory_gb: float | None  # GB per device for video decoding; None: all that the weights leave
     keep_resident: bool  # keep every network in memory instead of dropping it after its phase
     sharding: ShardingSpec
     # files
