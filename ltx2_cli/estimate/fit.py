@@ -217,7 +217,7 @@ class Suggestions:
                 return
             start = start.also(setting(num_videos=1))
         for scale in SCALES:
-            # a picture of the same form, as nearly as its sides can have it
+            # frames of the same form, as nearly as their sides allow
             sides = {side: round(vars(spec)[side] * scale / pixels) for side in ("width", "height")}
             smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
             resized = start.also(smaller) if scale < 1 else start

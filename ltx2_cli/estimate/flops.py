@@ -41,7 +41,7 @@ def video_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
     """The video VAE's encoder on one image of `patches` patches."""
     flops = 2 * patches * kernel_elements(encoder.conv_in)
     for layer in encoder.layers:
-        frames, height, width = layer.stride  # the picture is repeated to fill a cell
+        frames, height, width = layer.stride  # the image is repeated to fill a cell
         flops += 2 * patches * frames * kernel_elements(layer)
         patches //= height * width
     return flops + 2 * patches * kernel_elements(encoder.conv_out)

@@ -164,9 +164,7 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
         scores = FLOAT32 * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
         layer += SCORE_COPIES * min(scores, SCORE_BYTES)
     copies = 0
-    if (
-        stage.sharding.bf16_tile_sublanes
-    ):  # libtpu copies the matrices outside the layers to another layout, once before the loop
+    if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
         matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
         copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
     return text + ropes + latents + layer + copies
