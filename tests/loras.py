@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,10 +23,11 @@ def write_header(
     dtype: str = "BF16",
     others: Mapping[str, str] | None = None,
 ) -> Path:
-    """A safetensors file with these tensors whose data is a hole in the file: no disk is taken, and zeros are read.
+    """A safetensors file with these tensors whose data is a hole in the file: no disk is taken, and zeros are read, but
+    for scales, each of which is 1.
 
     Those that `others` names have another dtype."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, shape in shapes.items():
         kind = (others or {}).get(name, dtype)
@@ -35,6 +37,10 @@ def write_header(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
+        for name in shapes:
+            if name.endswith("weight_scale"):
+                file.seek(8 + len(text) + header[name]["data_offsets"][0])
+                file.write(np.float32(1).tobytes())
     return path
 
 

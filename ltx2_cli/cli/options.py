@@ -44,6 +44,9 @@ def argument(metavar: str, text: str) -> Any:
 # Options of several commands
 OutputFile = Annotated[File, option(FILES, "Output mp4; default: named after the input.", "--output", "-o")]
 Upsampler = Annotated[Text, option(MODEL, r"Latent upsampler of the second stage: FILE, FOLDER or REPO\[/FILE].")]
+Transformer = Annotated[
+    Text, option(MODEL, "Denoiser, .safetensors or .gguf: FILE or REPO/FILE; the rest is the model's.")
+]
 Loras = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", metavar="LORA[:STRENGTH]")]
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
 InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
@@ -99,6 +102,7 @@ class ContentOptions(ModelOptions):
     num_inference_steps: Annotated[Count, option(STEPS, "Denoising steps.", "--steps", "--num-inference-steps")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage or distilled.", profiles="recipe")] = None
+    transformer: Transformer = None
     upsampler: Upsampler = None
     lora: Loras = None
     text_encoder_dtype: Annotated[

@@ -39,7 +39,7 @@ from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import CATALOG, MODEL
 
-TEXT_ENCODER = "text_encoder"
+TEXT_ENCODER, DENOISER = "text_encoder", "transformer"
 # reads the config of each part of an `Arch`, in its order
 READERS: dict[str, Callable[[Config, str], Any]] = {
     "transformer": partial(read_arch, TransformerArch),
@@ -189,6 +189,8 @@ TEXT_HINT = "name the Gemma-3 that the model was trained with, a FOLDER or REPO,
 CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))
+INPUT = "model.diffusion_model.patchify_proj.weight"  # a tensor of every denoiser
+NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*_embeddings_connector\.")  # tensors of other networks
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
 LATER_VERSIONS = (2, 3)  # the first of them
 
@@ -262,14 +264,15 @@ def is_checkpoint(folder: Path) -> bool:
     return any((folder / file).exists() for file in CONFIG_FILES.values())
 
 
-def open_folder(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`; raises `UsageError` with all that is missing, damaged, or does not belong
-    together."""
+def open_folder(folder: Path, denoiser: bool = True) -> Checkpoint:
+    """The checkpoint in `folder`, with or without the denoiser's tensors; raises `UsageError` with all that is missing,
+    damaged, or does not belong together."""
     if not is_checkpoint(folder):
         raise UsageError(f"{folder} is no LTX-2 checkpoint: it holds none of {', '.join(CONFIG_FILES.values())}", AGAIN)
     readings = {name: partial(_read_config, folder / CONFIG_FILES[name], reader) for name, reader in READERS.items()}
     archs, bad_configs = collect(readings)
-    tensors, bad_files = collect({name: partial(TensorFiles, folder / name) for name in BUILDERS})
+    held = [name for name in BUILDERS if denoiser or name != DENOISER]
+    tensors, bad_files = collect({name: partial(TensorFiles, folder / name) for name in held})
     text = _read_text_encoder(folder)
     problems = [*bad_configs, *bad_files, *text.problems]
     return _ParsedCheckpoint(folder, archs | text.archs, text.files | tensors, text.tokenizer, problems).checkpoint()
@@ -329,8 +332,48 @@ def _read_archs(sizes: Mapping[str, Config], version: str, path: Path) -> tuple[
     return collect({name: partial(read, configs[name], f"{path}, {name}") for name, read in READERS.items()})
 
 
+def open_denoiser(path: Path, arch: TransformerArch) -> TensorFiles:
+    """The denoiser's tensors in a GGUF or safetensors file, which may have other networks too, under the names that it
+    declares. Raises `UsageError` if they are not those of this denoiser."""
+    file = TensorFiles(path)
+    names = _full_names(file)
+    if INPUT not in names:
+        raise UsageError(f"{path} holds no denoiser of LTX-2: no tensor {INPUT}", "name another file")
+    if (version := LTX2_3 if MODULATION in names else LTX2) != arch.model_version:
+        sentence = f"{path} holds the denoiser of {version}, the model is {arch.model_version}"
+        raise UsageError(sentence, f"name a model of the same version: {typed('model', version)}")
+    network = _abstract_network(DENOISER, arch)
+    table = RENAMINGS[DENOISER].originals(declared(network))
+    strange = names.keys() - {*table.values()}
+    table |= {names[full]: full for full in strange if not NOT_OF_DENOISER.match(full)}
+    tensors = file.renamed({ours: names[full] for ours, full in table.items() if full in names})
+    if found := mismatches(network, tensors):
+        sentence = f"{path} does not hold the denoiser of this model: {'; '.join(found)}"
+        raise UsageError(sentence, "name the file of another denoiser, or the model that it was made for")
+    return tensors
+
+
+def lone_denoiser(file: TensorFiles) -> str | None:
+    """The version of the denoiser that a file holds without the video autoencoder; None for another file."""
+    names = _full_names(file)
+    if INPUT not in names or any(name.startswith(RENAMINGS["vae"].prefix) for name in file):
+        return None
+    return LTX2_3 if MODULATION in names else LTX2
+
+
+def _full_names(file: TensorFiles) -> dict[str, str]:
+    """The names in a file by those in a single file with all networks. A file of the denoiser alone may lack their
+    prefix."""
+    prefix = RENAMINGS[DENOISER].prefix
+    prefixed = any(name.startswith(prefix) for name in file)
+    return {name if prefixed else prefix + name: name for name in file}
+
+
 def _open_file(path: Path) -> tuple[TensorFiles, Config]:
     file = TensorFiles(path)
+    if lone_denoiser(file):
+        hint = f"{typed('transformer', path)} takes it, beside a model with the other networks"
+        raise UsageError(f"{path} holds the denoiser alone", hint)
     if (config := file.config(absent="")) is None:
         raise UsageError(f"{path} has no config in its metadata: it is not one of the published single files", AGAIN)
     return file, config

@@ -84,7 +84,7 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
 def network_values(spec: RunSpec) -> tuple[object, ...]:
     """A value that is equal for two requests with the same networks."""
     second = spec.second_stage
-    files = spec.checkpoint, spec.text_encoder, spec.lora, second.upsampler, second.lora
+    files = spec.checkpoint, spec.text_encoder, spec.transformer, spec.lora, second.upsampler, second.lora
     return *files, *network_options(spec)
 
 

@@ -1,6 +1,7 @@
 """Find or download the files of a request, and open them without reading weights."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +9,9 @@ from typing import NamedTuple
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import (
+    DENOISER,
     Checkpoint,
+    open_denoiser,
     open_file,
     open_folder,
     preset_checkpoint,
@@ -21,14 +24,15 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
+from ltx2_cli.weights.published import TEXT_ENCODER_FILES, UPSAMPLER_FILES, checkpoint_files
 
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 
 
 def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
     """The files that `resolve` would download. Raises `UsageError` for files that neither the cache nor the hub has."""
-    checkpoint = [(spec.checkpoint, FOLDER_FILES)]
+    checkpoint = [(spec.checkpoint, checkpoint_files(spec.transformer))]
+    checkpoint += [(spec.transformer, ())] if spec.transformer else []
     text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = recipe.guess_request(spec, from_latents).second_stage
     # None: at noise levels of the model, which is not open yet
@@ -44,13 +48,22 @@ def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Downloa
     return absent  # without downloads, `resolve` reports problems of LoRAs together with all others
 
 
-def open_checkpoint(checkpoint: str, text_encoder: str | None, offline: bool) -> Checkpoint:
-    """The networks of a checkpoint, and of a text encoder for a single file, without weights."""
-    place = _find(checkpoint, FOLDER_FILES, offline)
+def open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str | None, offline: bool) -> Checkpoint:
+    """The networks of a checkpoint, those of a text encoder for a single file, and the denoiser in the file
+    `transformer`, without weights."""
+    opened = _open_checkpoint(checkpoint, text_encoder, transformer, offline)
+    if transformer and (place := _find(transformer, (), offline)):
+        denoiser = open_denoiser(place, opened.arch.transformer)
+        opened = replace(opened, files={**opened.files, DENOISER: denoiser}) if opened.files else opened
+    return opened
+
+
+def _open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str | None, offline: bool) -> Checkpoint:
+    place = _find(checkpoint, checkpoint_files(transformer), offline)
     if place is None:
         return preset_checkpoint(checkpoint)
     if place.is_dir() and text_encoder is None:
-        return open_folder(place)
+        return open_folder(place, denoiser=transformer is None)
     if place.is_dir():
         nothing = typed("text_encoder", "null")
         hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"

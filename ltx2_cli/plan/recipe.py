@@ -38,14 +38,14 @@ def complete_request(
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: str = AUTO) -> RunSpec:
     """`spec` with its recipe, and the recipe's values for those not asked for. `usual`: the recipe if not distilled."""
-    usual = DISTILLED if by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler) else usual
+    usual = DISTILLED if makes_few_steps(spec, arch) else usual
     recipe = usual if spec.recipe == AUTO else spec.recipe
     return _with_sigmas(spec, complete_spec(spec, recipe, sharding, arch.model_version, arch.transformer.num_layers))
 
 
 def guess_request(spec: RunSpec, from_latents: bool = False) -> RunSpec:
     """`spec` with the recipe that the names of its files imply, before the checkpoint is open."""
-    distilled = by_lora(spec) or _says_distilled(spec.checkpoint)
+    distilled = by_lora(spec) or says_distilled(spec.transformer or "", spec.checkpoint)
     usual = DISTILLED if distilled else TWO_STAGE if from_latents else ONE_STAGE
     recipe = usual if spec.recipe == AUTO else spec.recipe
     return _with_sigmas(spec, complete_spec(spec, recipe, AUTO, guess_model_version(spec)))
@@ -77,18 +77,25 @@ def resample_sigmas(sigmas: tuple[float, ...], steps: int) -> tuple[float, ...]:
 def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
     """Whether a checkpoint is distilled to few steps without guidance: by its name, else by a scheduler that computes
     no noise levels."""
-    by_name = _says_distilled(checkpoint)
+    by_name = says_distilled(checkpoint)
     return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
+
+
+def makes_few_steps(spec: RunSpec, arch: Arch) -> bool:
+    """Whether the denoiser of the request is distilled, by its LoRAs, the name of its file, or its checkpoint."""
+    by_file = says_distilled(spec.transformer) if spec.transformer else None
+    return by_lora(spec) or (is_distilled(spec.checkpoint, arch.scheduler) if by_file is None else by_file)
 
 
 def by_lora(spec: RunSpec) -> bool:
     """Whether a LoRA of the request distils the model."""
-    return any(strength and _says_distilled(name) for name, strength in map(parse_lora, spec.lora))
+    return any(strength and says_distilled(name) for name, strength in map(parse_lora, spec.lora))
 
 
-def _says_distilled(checkpoint: str) -> bool | None:
-    """Whether the name says distilled or the opposite, its last element first; None: neither."""
-    for element in reversed(checkpoint_names(checkpoint)):
+def says_distilled(*names: str) -> bool | None:
+    """Whether one of the names says distilled or the opposite; None: neither. The first name that does counts, and of a
+    path its last element."""
+    for element in (element for name in names for element in reversed(checkpoint_names(name))):
         words = re.findall("[a-z]+", element.lower())
         for before, word in pairwise(["", *words]):
             if word == "distilled":

@@ -15,8 +15,7 @@ from ltx2_cli.plan.recipe import (
     DISTILLED,
     ONE_STAGE,
     TWO_STAGE,
-    by_lora,
-    is_distilled,
+    makes_few_steps,
 )
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import recipe_defaults
@@ -32,7 +31,7 @@ MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     """Sentences on mismatches between a complete request and its checkpoint, each with an option to type."""
     yield from request_warnings(spec)
-    distilled = by_lora(spec) or is_distilled(spec.checkpoint, arch.scheduler)
+    distilled = makes_few_steps(spec, arch)
     if spec.recipe == ONE_STAGE and distilled:
         yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"
     if spec.recipe != DISTILLED:

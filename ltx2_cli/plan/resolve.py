@@ -135,7 +135,8 @@ def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLa
 
 
 def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
-    opened, problems = collect({spec.checkpoint: partial(open_checkpoint, spec.checkpoint, spec.text_encoder, offline)})
+    named = spec.checkpoint, spec.text_encoder, spec.transformer
+    opened, problems = collect({spec.checkpoint: partial(open_checkpoint, *named, offline)})
     loras = open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
     if source is None:  # a first stage alone follows references

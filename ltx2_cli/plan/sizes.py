@@ -19,31 +19,33 @@ TWICE = UpsampleFactors(time=1, up=2, down=1)  # by the upsampler of every recip
 def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
     """Numbers of frames and pixels, rising, by key, that the request's model makes in its recipe. The hub is not asked:
     for a model that is not here and whose name implies no recipe, numbers of two stages, which one stage makes too."""
-    checkpoint = _opened(spec.checkpoint, spec.text_encoder)
+    checkpoint = _opened(*(named := (spec.checkpoint, spec.text_encoder, spec.transformer)))
     if checkpoint is None:
         one_stage = spec.recipe != AUTO and guess_request(spec).second_stage.sigmas == ()
         return clip_lengths(USUAL, SAME_SIZE if one_stage or not spec.running.video else TWICE)
     by, second = SAME_SIZE, apply_recipe(spec, checkpoint.arch).second_stage
     if second.sigmas and spec.running.video:
         own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
-        by = _upsampling(None if own else second.upsampler, spec.checkpoint, spec.text_encoder)
+        by = _upsampling(None if own else second.upsampler, *named)
     lengths, smallest = clip_lengths(checkpoint.arch.compression, by), checkpoint.arch.vae.smallest
     return {key: [n for n in numbers if n >= smallest or key == "num_frames"] for key, numbers in lengths.items()}
 
 
 @lru_cache(maxsize=4)
-def _opened(checkpoint: str, text_encoder: str | None) -> Checkpoint | None:
+def _opened(checkpoint: str, text_encoder: str | None, transformer: str | None) -> Checkpoint | None:
     """A checkpoint that is here or published; None for another, and for one that a run refuses."""
     try:
-        return open_checkpoint(checkpoint, text_encoder, offline=True)
+        return open_checkpoint(checkpoint, text_encoder, transformer, offline=True)
     except UsageError:
         return None
 
 
 @lru_cache(maxsize=4)
-def _upsampling(upsampler: str | None, checkpoint: str, text_encoder: str | None) -> UpsampleFactors:
+def _upsampling(
+    upsampler: str | None, checkpoint: str, text_encoder: str | None, transformer: str | None
+) -> UpsampleFactors:
     """The factors of an upsampler (None: the checkpoint's own)."""
-    opened = _opened(checkpoint, text_encoder)
+    opened = _opened(checkpoint, text_encoder, transformer)
     try:
         return find_upsampler(upsampler, opened, offline=True)[0].upsampling if opened else TWICE
     except UsageError:  # a run refuses it

@@ -37,7 +37,7 @@ OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeate
 FILE, ENVIRONMENT, FLAG = "file", "environment", "flag"  # origins of values
 PROVENANCE = "provenance"  # section of a record that is not part of the request
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
-SINGLE_FILE = ".safetensors"
+SINGLE_FILE, GGUF = ".safetensors", ".gguf"
 PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a profile counts among these
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
 
@@ -262,6 +262,9 @@ def _unpublished_model(model: str) -> Values:
         last = checkpoint_names(place)[-1]
         text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) else {}
         return {"checkpoint": place, "model_name": last.removesuffix(SINGLE_FILE), **text}
+    if model.partition("@")[0].endswith(GGUF):
+        hint = f"{typed('transformer', model)} takes it, beside a model with the other networks"
+        raise UsageError(f"`{model}` holds the denoiser alone, as every GGUF file", hint)
     others = "a folder, a .safetensors file, or a repository REPO[/FILE][@REV]"
     if "/" in model:
         what = f"`{model}` is no .safetensors file" if path.exists() else f"there is no folder or file `{model}`"

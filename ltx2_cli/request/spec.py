@@ -158,6 +158,7 @@ class RunSpec:
     model_name: str | None  # begins default file names
     checkpoint: str  # a folder, a single file, a repository REPO[/FILE][@REV], or `embedded`
     text_encoder: str | None  # a folder or a repository with Gemma-3, for a single file
+    transformer: str | None  # a .safetensors or .gguf file or REPO/FILE with the denoiser; None: the checkpoint's
     lora: tuple[str, ...]  # each a file or a repository REPO[/FILE], with an optional :STRENGTH
     recipe: str  # `auto`: the one the checkpoint was published with
     compat: str  # `ltx-core` or `diffusers`: the implementation to follow where they differ

@@ -29,7 +29,7 @@ from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.weights.digests import HEADER, digest, header_digest, known_digest
 from ltx2_cli.weights.hub import as_path, local_path
 from ltx2_cli.weights.lora import parse_lora
-from ltx2_cli.weights.published import FOLDER_FILES, TEXT_ENCODER_FILES, UPSAMPLER_FILES
+from ltx2_cli.weights.published import TEXT_ENCODER_FILES, UPSAMPLER_FILES, checkpoint_files
 
 if TYPE_CHECKING:  # importing jax takes long
     from ltx2_cli.core.state import RunState
@@ -172,7 +172,9 @@ def _named_files(record: Mapping[str, Any], spec: RunSpec) -> Iterator[tuple[str
         **(recorded if isinstance(recorded, Mapping) else {}),
         **{key: second[key] for key in second if second[key]},
     }
-    yield spec.checkpoint, FOLDER_FILES
+    yield spec.checkpoint, checkpoint_files(spec.transformer)
+    if spec.transformer:
+        yield spec.transformer, ()
     if spec.text_encoder:
         yield spec.text_encoder, TEXT_ENCODER_FILES
     if section.get("upsampler"):

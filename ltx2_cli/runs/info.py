@@ -94,7 +94,9 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
     yield from ((key, value) for key, value in stated.items() if value)
     yield from ((axis, f"x{factor:g}") for axis, factor in (facts.get("upsamples") or {}).items())
     for network in facts.get("networks", ()):
-        yield network["name"], f"{_count(network['parameters'])}, {' and '.join(network['dtypes'])}"
+        first, *others = (f"{number:,}{{}} {form}" for form, number in network["formats"].items())
+        formats = ", ".join([first.format(" tensors"), *(other.format("") for other in others)])
+        yield network["name"], f"{_count(network['parameters'])}, {formats}"
     if facts.get("record"):
         yield from _record_rows(facts["record"])
     elif "record" in facts:

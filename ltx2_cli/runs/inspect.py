@@ -21,9 +21,10 @@ from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
 
-KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints (a folder or a file), LoRAs and latent upsamplers"
+KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints, denoisers, LoRAs and latent upsamplers"
 UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
-DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file
+DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
+INPUT = "patchify_proj.weight"  # one of them
 VIDEO_FACTS = ("width", "height", "num_frames", "seconds", "sample_rate", "fps")
 RECORDS = (".yaml", ".yml", ".json")
 LAYER = re.compile(r"(blocks)\.\d+\.")
@@ -54,7 +55,7 @@ def inspect(path: Path) -> FileFacts:
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if wav:
         return _wav(path)
-    if tensors or path.suffix == ".safetensors":
+    if tensors or path.suffix in (".safetensors", ".gguf"):
         return _tensors(path, path)
     if path.suffix not in RECORDS:
         raise _unknown(path, "")
@@ -70,7 +71,7 @@ def _unknown(path: Path, reason: str) -> UsageError:
 
 
 def _tensors(path: Path, place: Path) -> FileFacts:
-    """A safetensors file, recognised by the names of its tensors; `place` is the path that the user named."""
+    """A safetensors or GGUF file, recognised by the names of its tensors; `place` is the path that the user named."""
     tensors, metadata = read_header(path)
     if UNFINISHED in metadata and "record" in metadata:
         record = _parsed(metadata["record"], f"the record in {path}")
@@ -89,9 +90,11 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
-    if any(name.startswith(DENOISER) for name in tensors):
-        from ltx2_cli.models.networks import open_file
+    if INPUT in tensors or any(name.startswith(DENOISER) for name in tensors):
+        from ltx2_cli.models.networks import lone_denoiser, open_file
 
+        if version := lone_denoiser(files := TensorFiles(path)):
+            return _denoiser(path, files, version)
         return _checkpoint(path, open_file(path, None))
     names = ", ".join(f"`{name}`" for name in list(tensors)[:3])
     raise _unknown(path, f": it holds {names or 'nothing'}")
@@ -137,15 +140,23 @@ def _checkpoint(path: Path, checkpoint: Any) -> FileFacts:
     return {"kind": "checkpoint", **facts, **_weights(checkpoint.files)}
 
 
+def _denoiser(path: Path, files: TensorFiles, version: str) -> FileFacts:
+    from ltx2_cli.plan.recipe import says_distilled
+
+    variant = {True: "distilled", False: "dev", None: None}[says_distilled(str(path))]
+    facts = {"file": str(path), "model_version": version, "variant": variant, "upsamples": None}
+    return {"kind": "denoiser", **facts, **_weights({"transformer": files})}
+
+
 def _weights(files: Mapping[str, TensorFiles]) -> FileFacts:
-    """The size of networks; the data type with the most numbers comes first."""
+    """The size of networks, and the numbers of tensors by format; the format with the most numbers comes first."""
     networks = list[FileFacts]()
     for name, tensors in files.items():
-        numbers = Counter[str]()
+        numbers, counts = Counter[str](), Counter[str](tensor.format for tensor in tensors.values())
         for tensor in tensors.values():
-            numbers[tensor.dtype] += prod(tensor.shape)
-        dtypes = [dtype for dtype, _ in numbers.most_common()]
-        networks.append({"name": name, "parameters": numbers.total(), "dtypes": dtypes})
+            numbers[tensor.format] += prod(tensor.shape)
+        formats = {form: counts[form] for form, _ in numbers.most_common()}
+        networks.append({"name": name, "parameters": numbers.total(), "formats": formats})
     size = sum(path.stat().st_size for path in {tensor.file for part in files.values() for tensor in part.values()})
     parameters = sum(network["parameters"] for network in networks)
     return {"bytes": size, "parameters": parameters, "networks": networks}

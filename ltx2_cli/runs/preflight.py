@@ -27,7 +27,7 @@ from ltx2_cli.runs.summary import request_rows
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import Download, check_disk_space, local_path
 from ltx2_cli.weights.lora import check_local_loras
-from ltx2_cli.weights.published import FOLDER_FILES
+from ltx2_cli.weights.published import checkpoint_files
 
 # Dotted keys that a command cannot change: fixed by saved latents, by a clip's record, by an unfinished run.
 FIXED_BY_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
@@ -41,7 +41,7 @@ def check_published(request: Request, typed: Typed) -> None:
     does not fit its devices."""
     spec = request.spec
     with suppress(UsageError):
-        if local_path(spec.checkpoint, FOLDER_FILES) is not None:
+        if local_path(spec.checkpoint, checkpoint_files(spec.transformer)) is not None:
             return
     check_local_loras([*spec.lora, *(spec.second_stage.lora or ())])
     try:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NAMES = "name an mp4 or WAV, its record (.yaml) or latents that ltx2 made"
 SIZE = ("height", "width", "num_frames", "fps")
 WEIGHTS = {
-    *("model", "checkpoint", "text_encoder", "lora", "recipe", "initial_noise"),
+    *("model", "checkpoint", "text_encoder", "transformer", "lora", "recipe", "initial_noise"),
     *("second_stage.upsampler", "second_stage.lora"),
 }
 SAME = "identical"

@@ -17,6 +17,8 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     yield "model", (spec.model if spec.model == spec.checkpoint else f"{spec.model}, {spec.checkpoint}") + files
     if spec.text_encoder is not None:
         yield "text", spec.text_encoder
+    if spec.transformer is not None:
+        yield "denoiser", spec.transformer
     yield from (("lora", lora) for lora in spec.lora)
     if spec.weights is not WeightType.auto:
         yield "weights", f"{spec.weights} in the layers of denoiser, connectors and text encoder"

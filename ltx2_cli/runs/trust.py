@@ -22,6 +22,7 @@ from ltx2_cli.weights.published import CATALOG
 WEIGHTS = {  # keys, in words
     "checkpoint": "checkpoint",
     "text_encoder": "text encoder",
+    "transformer": "denoiser",
     "lora": "LoRA",
     "second_stage.upsampler": "upsampler",
     "second_stage.lora": "LoRA of the second stage",

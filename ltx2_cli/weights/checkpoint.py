@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.weights.gguf_files import MAGIC, SUFFIX, read_gguf
 from ltx2_cli.weights.quantized import KNOWN, decode, find_quantized
 from ltx2_cli.weights.tensors import LOST, Tensor
 
@@ -29,8 +30,8 @@ T = TypeVar("T")
 class TensorFiles(dict[str, Tensor]):
     """The tensors of a network by name, of all files in a folder or of one file (None: of no file), and the files'
     metadata. Only headers are read, and markers and scales of quantised weights. Scales are part of their weight; other
-    tensors for eight-bit arithmetic are left out. Raises `UsageError` for a file that is missing, cut short, or not a
-    safetensors file, and for quantised weights in a format that is not read."""
+    tensors for eight-bit arithmetic are left out. Raises `UsageError` for a file that is missing, cut short, or no
+    safetensors or GGUF file, and for quantised weights in a format that is not read."""
 
     def __init__(self, place: Path | None = None, stems: tuple[str, ...] = STEMS):
         super().__init__()
@@ -125,9 +126,10 @@ class Renaming:
 
 
 def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata. Raises `UsageError` for a file that is damaged or no
-    safetensors file."""
-    _begin(path, len(LFS_POINTER))
+    """The tensors of a safetensors or GGUF file and its metadata. Raises `UsageError` for a file that is damaged or
+    neither of them."""
+    if _begin(path, len(LFS_POINTER)).startswith(MAGIC) or path.suffix == SUFFIX:
+        return read_gguf(path), {}
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
     except SafetensorError as error:
@@ -160,8 +162,8 @@ def _begin(path: Path, size: int) -> bytes:
 
 def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
     """The files of a network: a single file, the shards of a folder's index, or the folder's only file."""
-    if place and place.is_file() and place.suffix != ".safetensors":
-        raise UsageError(f"{place} is no folder and no .safetensors file", AGAIN)
+    if place and place.is_file() and place.suffix not in (".safetensors", SUFFIX):
+        raise UsageError(f"{place} is no folder and no .safetensors or .gguf file", AGAIN)
     if place is None or not place.is_dir():
         return [place] if place else []
     try:

@@ -11,6 +11,7 @@ from threading import Lock, Thread
 from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.errors import RunError
 from ltx2_cli.request.profiles import user_cache
+from ltx2_cli.weights.gguf_files import MAGIC
 
 LARGE = 2**24  # bytes: to read fewer takes no longer than to look them up
 SHORT = 12  # digits of a hash that people read
@@ -31,10 +32,15 @@ def short_hash(digest: str) -> str:
 
 
 def header_digest(file: Path) -> str:
-    """`HEADER` and the SHA-256 of a safetensors file's header, which says how long the file is."""
+    """`HEADER` and the SHA-256 of a safetensors file's header, which says how long the file is; of a GGUF file, of its
+    length and beginning, in which its header lies."""
+    size = file.stat().st_size
     with file.open("rb") as content:
         length = content.read(8)
-        header = content.read(min(int.from_bytes(length, "little"), file.stat().st_size))
+        if length.startswith(MAGIC):
+            length += size.to_bytes(8, "little")
+            size = LARGE
+        header = content.read(min(int.from_bytes(length[:8], "little"), size))
     return HEADER + hashlib.sha256(length + header).hexdigest()
 
 

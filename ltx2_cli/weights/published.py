@@ -20,6 +20,15 @@ FOLDER_FILES = (
     "tokenizer/*",
     "scheduler/scheduler_config.json",
 )
+
+
+def checkpoint_files(transformer: str | None) -> tuple[str, ...]:
+    """Patterns of the files that are needed of a checkpoint's folder, without weights of the denoiser if a file has
+    them that is named `transformer`."""
+    own = {pattern for pattern in _files("transformer") if not pattern.endswith("config.json")} if transformer else {}
+    return tuple(pattern for pattern in FOLDER_FILES if pattern not in own)
+
+
 TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     "config.json",
     "tokenizer*",

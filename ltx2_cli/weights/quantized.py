@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from ltx2_cli.errors import RunError
+from ltx2_cli.weights.gguf_files import decode_gguf
 from ltx2_cli.weights.tensors import EIGHT_BITS, FLOATS, Encoding, Tensor, shape_text
 
 MARKER, INPUT_SCALE = ".comfy_quant", ".input_scale"  # after a layer's name
@@ -214,6 +215,8 @@ def decode(name: str, tensor: Tensor, rows: range, blocks: range, codes: np.ndar
     `RunError` for a scale that is not finite."""
     encoding = tensor.encoding
     assert encoding is not None
+    if encoding.scale is None:
+        return decode_gguf(encoding.format, codes)
     numbers, scales = _numbers(encoding, codes), _scales(encoding, rows, blocks)
     if not np.isfinite(scales).all():
         raise RunError(f"{tensor.file} is damaged: a scale of {name} is not finite", "download it again")

@@ -209,7 +209,7 @@ def test_latent_upsamplers_are_described(
         "variant": None,
         "upsamples": dict(zip(("time", "space"), factors, strict=True)),
         "parameters": parameters,
-        "networks": [{"name": "latent_upsampler", "parameters": parameters, "dtypes": ["BF16"]}],
+        "networks": [{"name": "latent_upsampler", "parameters": parameters, "formats": {"bfloat16": len(shapes)}}],
     }
     assert ["space", f"x{factors[1]:g}"] in info(path).rows
 

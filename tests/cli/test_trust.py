@@ -27,6 +27,7 @@ NAMES: dict[str, tuple[dict[str, object], str]] = {  # values of a record, and w
     "checkpoint": ({"checkpoint": "evil/LTX-2"}, "checkpoint evil/LTX-2"),
     "model": ({"model": "evil/LTX-2"}, "checkpoint evil/LTX-2"),
     "encoder": ({"text_encoder": "evil/gemma"}, "text encoder evil/gemma"),
+    "denoiser": ({"transformer": "evil/LTX-2/x.gguf"}, "denoiser evil/LTX-2/x.gguf"),
     "lora": ({"lora": ["evil/lora:0.5"]}, "LoRA evil/lora:0.5"),
     "file": ({"lora": ["lora.safetensors"]}, "LoRA lora.safetensors"),
     "upsampler": ({"second_stage.upsampler": "evil/up/x.safetensors"}, "upsampler evil/up/x.safetensors"),

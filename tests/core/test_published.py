@@ -71,18 +71,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "variant", "dtypes"),
+    ("name", "variant", "formats"),
     [
-        (DEV, "dev", ["BF16", "F32"]),
-        ("ltx-2.3-22b-dev-fp8.safetensors", "dev", ["F8_E4M3", "BF16", "F32"]),
-        (DISTILLED, "distilled", ["BF16", "F32"]),
+        (DEV, "dev", {"bfloat16": 3896, "float32": 290}),
+        (
+            "ltx-2.3-22b-dev-fp8.safetensors",
+            "dev",
+            {"float8_e4m3fn": 48 * 34, "bfloat16": 3896 - 48 * 34, "float32": 290},
+        ),
+        (DISTILLED, "distilled", {"bfloat16": 3896, "float32": 290}),
     ],
 )
 def test_info_describes_a_single_file(
     folder: Path,
     name: str,
     variant: str,
-    dtypes: list[str],
+    formats: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -99,9 +103,13 @@ def test_info_describes_a_single_file(
     assert (said["kind"], said["model_version"], said["variant"]) == ("checkpoint", "ltx2.3", variant)
     assert (said["parameters"], said["bytes"]) == (parameters, (folder / name).stat().st_size)
     (transformer,) = (part for part in said["networks"] if part["name"] == "transformer")
-    assert transformer["dtypes"] == dtypes
+    assert transformer["formats"] == formats
     assert run_program(monkeypatch, "info", str(folder / name)) == 0
-    assert f"{parameters / 1e9:.1f} B parameters" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{parameters / 1e9:.1f} B parameters" in out
+    first, *others = formats
+    listed = [f"{formats[first]:,} tensors {first}", *(f"{formats[name]:,} {name}" for name in others)]
+    assert f" B, {', '.join(listed)}\n" in out
 
 
 def plan_of(folder: Path, name: str, **keys: object) -> Plan:

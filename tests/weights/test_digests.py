@@ -132,3 +132,12 @@ def test_files_are_hashed_later_one_by_one(tmp_path: Path, monkeypatch: pytest.M
     hash_later([tmp_path / "last"])
     assert finished.wait(10)
     assert most == [1, 1, 1]
+
+
+def test_the_header_of_a_gguf_file_is_told_by_its_beginning_and_length(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    digests = [
+        header_digest(write(file, b"GGUF\3\0\0\0" + rest)) for rest in (b"head12", b"head34", b"head1", b"tail12")
+    ]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3

@@ -14,8 +14,8 @@ from local_hub import GATED, Hub, local_hub
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.weights import hub as hub_module
-from ltx2_cli.weights.hub import Download, cached_files, check_disk_space, list_downloads, locate
-from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
+from ltx2_cli.weights.hub import Download, cached_files, check_disk_space, list_downloads, local_path, locate
+from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES, checkpoint_files
 
 MODEL = "someone/model"
 FILES = {
@@ -51,6 +51,13 @@ def test_downloads_are_listed_without_writing(hub: Hub, tmp_path: Path) -> None:
     ]
     assert hub.sent == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_a_denoiser_from_elsewhere_are_not_downloaded(hub: Hub) -> None:
+    wanted = checkpoint_files("denoiser.gguf")
+    assert NEEDED.keys() - names(list_downloads(MODEL, wanted)) == {"transformer/diffusion_pytorch_model.safetensors"}
+    assert locate(MODEL, wanted) == local_path(MODEL, wanted)
+    assert local_path(MODEL, checkpoint_files(None)) is None
 
 
 def test_only_listed_files_are_downloaded_and_none_is_missing_then(hub: Hub) -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from gguf import GGMLQuantizationType
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.torch import save_file
 
+from gguf_denoisers import write_gguf
 from kitchen import FORMATS, Torch, marker_metadata, marker_tensor, quantised_file
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.nn.layers import Linear
@@ -20,8 +22,10 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, declared
+from ltx2_cli.weights.gguf_files import PACKED
 from ltx2_cli.weights.load import load, mismatches
 from ltx2_cli.weights.quantized import row_scales
+from program import run_program
 
 WHOLE = "whole.weight"
 OUT, WIDTH = 192, 512  # rows that are no multiple of a tile's, and two groups of the largest size
@@ -241,3 +245,51 @@ def test_a_scale_of_a_block_that_is_no_number_ends_the_run(tmp_path: Path, form:
     write(path := tmp_path / "model.safetensors", form, True, change)
     with pytest.raises(RunError, match=r"model.safetensors is damaged: a scale of whole.weight is not finite"):
         load(Network("bfloat16"), TensorFiles(path), one_device)
+
+
+@pytest.mark.parametrize("kind", [*PACKED, "BF16", "F16"])
+def test_every_gguf_type_is_read_to_the_bit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "CACHED", 40_000)
+    quantised = dict.fromkeys(("blocks.0.weight", "blocks.2.weight", WHOLE), kind)
+    meant = write_gguf(path := tmp_path / "model.gguf", random_tensors(), quantised)
+    files = TensorFiles(path)
+    assert mismatches(Network("float32"), files) == []
+    for dtype, place, chunk in (("float32", one_device, 1), ("bfloat16", split, None)):
+        check(load(Network(dtype), files, place, chunk_bytes=chunk), meant)
+
+
+def other_type(path: Path) -> None:
+    write_gguf(path, random_tensors(), {WHOLE: "BF16"})
+    content = path.read_bytes()
+    entry = content.index(WHOLE.encode()) + len(WHOLE) + 4 + 2 * 8  # behind the name, the number of sizes, the sizes
+    path.write_bytes(content[:entry] + GGMLQuantizationType.I16.to_bytes(4, "little") + content[entry + 4 :])
+
+
+def cut_short(path: Path) -> None:
+    write_gguf(path, random_tensors(), {})
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+GGUF_REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "architecture": (
+        lambda path: write_gguf(path, random_tensors(), {}, "flux"),
+        "is of another architecture: it is 'flux', that of LTX-2 is 'ltxv'",
+    ),
+    "type": (other_type, "holds 1 tensors of a type that is not read: whole.weight is I16"),
+    "cut short": (cut_short, "is damaged or cut short"),
+    "no GGUF file": (lambda path: path.write_text("hello"), "is damaged or cut short (GGUF magic invalid)"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged or cut short"),
+}
+
+
+@pytest.mark.parametrize(("make", "finding"), GGUF_REFUSALS.values(), ids=GGUF_REFUSALS)
+def test_other_gguf_files_are_refused(
+    tmp_path: Path,
+    make: Callable[[Path], object],
+    finding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(path := tmp_path / "model.gguf")
+    assert run_program(monkeypatch, "info", str(path)) == 2
+    assert f"{path} {finding}" in capsys.readouterr().err
