@@ -23,7 +23,8 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, map_weights
-from ltx2_cli.weights.quantized_matrix import Matrix, cast
+from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize
+from ltx2_cli.weights.tensors import MatrixType
 
 STEPS = "steps of the denoiser, random weights"
 CLIP = "a run, weights loaded"
@@ -103,19 +104,21 @@ def random_network(network: nnx.Module) -> nnx.Module:
     def filled(weight: Weight) -> Weight:
         value = weight.get_value()
         where = jax.tree.map(lambda array: array.sharding, value)
-        return weight.with_value(_numbers(value.shape, value.dtype, where)())
+        kind = value.type if isinstance(value, QuantizedMatrix) else None
+        return weight.with_value(_numbers(value.shape, value.dtype, kind, where)())
 
     return map_weights(filled, network)
 
 
 @cache
-def _numbers(shape: tuple[int, ...], dtype: np.dtype, where: Any) -> Any:
+def _numbers(shape: tuple[int, ...], dtype: np.dtype, kind: MatrixType | None, where: Any) -> Any:
     """A program that makes an array of numbers up to `SCALE`: sines, since every device can make its own."""
 
     def make() -> Matrix:
         angles = sum(
             turn * jax.lax.broadcasted_iota(np.float32, shape, axis) for axis, turn in enumerate(TURNS[: len(shape)])
         )
-        return cast(SCALE * jnp.sin(angles), dtype)
+        numbers = SCALE * jnp.sin(angles)
+        return quantize(numbers, kind) if kind else numbers.astype(dtype)
 
     return jitted_once(make, where)

@@ -10,7 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 from flax import nnx
 
 from ltx2_cli.errors import UnknownNetworkError, UsageError
@@ -38,6 +39,7 @@ from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect,
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import CATALOG, MODEL
+from ltx2_cli.weights.tensors import MatrixType
 
 TEXT_ENCODER, DENOISER = "text_encoder", "transformer"
 # reads the config of each part of an `Arch`, in its order
@@ -49,7 +51,10 @@ READERS: dict[str, Callable[[Config, str], Any]] = {
     "vocoder": vocoder_arch,
     "scheduler": partial(read_arch, SchedulerArch),
 }
-EIGHT_BITS: dict[WeightType, Any] = {WeightType.int8: jnp.int8, WeightType.fp8: jnp.float8_e4m3fn}
+EIGHT_BITS = {
+    WeightType.int8: MatrixType(np.dtype(np.int8)),
+    WeightType.fp8: MatrixType(np.dtype(ml_dtypes.float8_e4m3fn)),
+}
 # builds each abstract network of an `Arch` from its description
 BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
     "connectors": TextConnectors,
@@ -82,6 +87,14 @@ class Networks(NamedTuple):
         return {name: module for name, module in self._asdict().items() if module is not None}
 
 
+class Matrices(NamedTuple):
+    """The types of the matrices in the layers of each network; None: they are in its dtype."""
+
+    text_encoder: MatrixType | None = None
+    connectors: MatrixType | None = None
+    transformer: MatrixType | None = None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint before a weight is read: the description of its networks, and where their tensors lie."""
@@ -94,13 +107,27 @@ class Checkpoint:
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
-        return _run_networks(self.arch, *network_options(spec))
+        return _run_networks(self.arch, self.matrices(spec), *network_options(spec))
+
+    def matrices(self, spec: RunSpec) -> Matrices:
+        """The types of matrices of a request: asked for, or as they are stored where that is in eight bits."""
+
+        def of(network: str, dtype: DType) -> MatrixType | None:
+            if dtype is DType.float32:  # the reference for others
+                return None
+            if spec.weights is not WeightType.auto:
+                return EIGHT_BITS.get(spec.weights)
+            return self.files[network].matrix_type if network in self.files else None
+
+        return Matrices(
+            of("text_encoder", spec.text_encoder_dtype), of("connectors", spec.dtype), of("transformer", spec.dtype)
+        )
 
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:
-    """What a request says of its networks besides their files: what `abstract_networks` takes after the description."""
-    clamp_vocoder = not spec.follows_diffusers
-    return spec.dtype, spec.text_encoder_dtype, spec.weights, spec.scan_layers, clamp_vocoder, spec.running
+    """What a request says of its networks besides their files and matrices: what `abstract_networks` takes after
+    these."""
+    return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
 
 def video_encoder(arch: Arch, dtype: DType) -> VideoVAE:
@@ -126,22 +153,19 @@ def _run_networks(*options: Any) -> Networks:
 
 def abstract_networks(
     arch: Arch,
+    matrices: Matrices,
     dtype: DType,
     text_encoder_dtype: DType,
-    weights: WeightType = WeightType.auto,
     scan_layers: bool = True,
     clamp_vocoder: bool = True,
     running: Streams[bool] = BOTH,
 ) -> Networks:
     """The networks that `arch` describes, without their weights; of the denoiser the streams that are `running`."""
-    scope, matrices = Scope(dtype.value), EIGHT_BITS.get(weights)
-    layers = replace(scope, matrices=matrices)
-    # a text encoder of float32 is the reference for others
-    of_text = None if text_encoder_dtype is DType.float32 else matrices
+    scope = Scope(dtype.value)
     return Networks(
-        Gemma(Scope(text_encoder_dtype.value, matrices=of_text), arch.text_encoder),
-        TextConnectors(layers, arch.connectors),
-        Transformer(layers, arch.transformer, scan_layers, running),
+        Gemma(Scope(text_encoder_dtype.value, matrices=matrices.text_encoder), arch.text_encoder),
+        TextConnectors(replace(scope, matrices=matrices.connectors), arch.connectors),
+        Transformer(replace(scope, matrices=matrices.transformer), arch.transformer, scan_layers, running),
         VideoVAE(scope, arch.vae),
         AudioVAE(scope, arch.audio_vae),
         build_vocoder(scope, arch.vocoder, clamp_vocoder),

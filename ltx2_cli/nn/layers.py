@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
-from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix
+from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, rotate
 
 SINUSOID_WIDTH = 256
 Padding = tuple[tuple[int, int], ...]  # elements added before and after each axis
@@ -32,12 +32,13 @@ class Linear(nnx.Module):
 
 
 def multiply(x: Float[jax.Array, "*batch d_in"], matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
-    """x·Wᵀ over the last axis, in x's dtype. A matrix in eight bits is multiplied as integers of x's dtype, and its
-    scales are applied to the result."""
+    """x·Wᵀ over the last axis, in x's dtype. The values of a matrix in eight bits are multiplied in x's dtype, and the
+    result by the scales; x is rotated rather than the matrix."""
     # Not x @ w.mT: with a single row, XLA for CPUs would first write wᵀ.
     last = (((x.ndim - 1,), (1,)), ((), ()))
     if not isinstance(matrix, QuantizedMatrix):
         return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype))
+    x = rotate(x, matrix.group_size)
     y = jax.lax.dot_general(x, matrix.values.astype(x.dtype), last, precision=precision(x.dtype))
     return (y * matrix.scale).astype(x.dtype)
 

@@ -7,7 +7,7 @@ from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import EIGHT_BITS, Checkpoint, Networks, audio_encoder, network_options, video_encoder
+from ltx2_cli.models.networks import Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import Loras, SecondStage
@@ -51,7 +51,7 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
     # in-context LoRAs follow references in the first stage alone
     kept = [(lora, strength) for lora, strength in loras if reference_scale(lora) is None]
     # and a sum with weights of eight bits would be rounded twice
-    rounded = spec.weights in EIGHT_BITS
+    rounded = checkpoint.matrices(spec).transformer is not None
     reload_stage2 = second is not None and (len(kept) < len(loras) or (rounded and bool(second.loras)))
     if second:
         upsampler = LatentUpsampler(Scope(spec.dtype.value), second.upsampler)
@@ -85,7 +85,7 @@ def network_values(spec: RunSpec) -> tuple[object, ...]:
     """A value that is equal for two requests with the same networks."""
     second = spec.second_stage
     files = spec.checkpoint, spec.text_encoder, spec.transformer, spec.lora, second.upsampler, second.lora
-    return *files, *network_options(spec)
+    return *files, spec.weights, *network_options(spec)
 
 
 def _shared_files(files: Mapping[str, TensorFiles], needed: Collection[str]) -> dict[str, TensorFiles]:

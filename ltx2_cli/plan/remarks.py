@@ -9,7 +9,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import Checkpoint
+from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.recipe import (
     DISTILLED,
@@ -20,10 +20,12 @@ from ltx2_cli.plan.recipe import (
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
-from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec
+from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, WeightType
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
+from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.lora import parse_lora
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 
@@ -102,7 +104,15 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
-def untrained_warnings(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:
+def checkpoint_warnings(
+    spec: RunSpec, checkpoint: Checkpoint, networks: Networks, stages: Sequence[Stage]
+) -> Iterator[str]:
+    """Sentences about a clip unlike those of the training, and about matrices that are rounded."""
+    yield from _untrained(spec, checkpoint, stages)
+    yield from _rounded(spec, checkpoint, networks)
+
+
+def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:
     """Sentences about a size, length or frame rate outside the training data, if the checkpoint lists its own, else
     about a length of more than 20 s."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
@@ -116,6 +126,21 @@ def untrained_warnings(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[S
     num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
     for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
         yield sentence if edits else f"{sentence}: {cure}"
+
+
+def _rounded(spec: RunSpec, checkpoint: Checkpoint, networks: Networks) -> Iterator[str]:
+    """A sentence for each network whose file has most matrices of its layers in eight bits, but not all."""
+    kinds = checkpoint.matrices(spec)._asdict() if spec.weights is WeightType.auto else {}
+    for name, kind in kinds.items():
+        declared = weights(networks.present()[name])
+        held = (weight for weight in declared if isinstance(weight.get_value(), QuantizedMatrix))
+        files = [checkpoint.files[name].get(tensor) for weight in held for tensor, _ in weight.tensors()]
+        others = sum(tensor is not None and tensor.matrix_type != kind for tensor in files)
+        if others:
+            yield (
+                f"{others} of {len(files)} matrices of the {name.replace('_', ' ')} are not {kind} in its file, and are"
+                f" rounded to it: {typed('weights', 'bfloat16')} rounds none"
+            )
 
 
 TRAINED_ON_FILE = "trained_on.json"

@@ -188,7 +188,7 @@ def build_plan(
         *((slow,) if slow else ()),
         *remarks.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),
-        *remarks.untrained_warnings(spec, inputs.checkpoint, all_stages),
+        *remarks.checkpoint_warnings(spec, inputs.checkpoint, networks, all_stages),
     )
     return Plan(
         **{field.name: vars(inputs)[field.name] for field in fields(PlanInputs)},

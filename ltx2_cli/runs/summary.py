@@ -6,7 +6,7 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import WeightType
+from ltx2_cli.request.spec import ConditionSpec
 from ltx2_cli.units import quantity
 
 
@@ -20,28 +20,16 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     if spec.transformer is not None:
         yield "denoiser", spec.transformer
     yield from (("lora", lora) for lora in spec.lora)
-    if spec.weights is not WeightType.auto:
-        yield "weights", f"{spec.weights} in the layers of denoiser, connectors and text encoder"
+    kinds = plan.checkpoint.matrices(spec)
+    for kind in dict.fromkeys(filter(None, kinds)):
+        names = [name.replace("_", " ") for name, other in kinds._asdict().items() if other == kind]
+        yield "weights", f"{kind} in the layers of the {', '.join(names)}"
     yield "recipe", spec.recipe
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
     yield ("video", f"{clip}: {seconds}") if spec.running.video else ("sound", f"{seconds}, alone")
-    for condition in spec.conditions:
-        shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
-        match condition.kind:
-            case "reference":
-                count = condition.num_frames or 1
-                frames = f"{count} frames" if count > 1 else "a picture"
-                size = f"1/{condition.downscale} of the size" if condition.downscale != 1 else "the clip's size"
-                yield "follows", f"{shown}, {frames} at {size}, {strength}"
-            case "mask":
-                yield "follows", f"where {shown} is white"
-            case "clip":
-                begin, end = condition.regenerate
-                yield "regenerate", f"frames {begin} to {end} of {shown}, {condition.streams}"
-            case _:
-                yield "shows", f"{shown} at frame {condition.frame}, {strength}"
+    yield from map(_condition_row, spec.conditions)
     if spec.reference_strength != 1:
         yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
     if spec.audio:
@@ -69,3 +57,21 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
     if plan.layout:
         yield "passes", plan.layout
+
+
+def _condition_row(condition: ConditionSpec) -> tuple[str, str]:
+    """A condition of the clip."""
+    shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
+    match condition.kind:
+        case "reference":
+            count = condition.num_frames or 1
+            frames = f"{count} frames" if count > 1 else "a picture"
+            size = f"1/{condition.downscale} of the size" if condition.downscale != 1 else "the clip's size"
+            return "follows", f"{shown}, {frames} at {size}, {strength}"
+        case "mask":
+            return "follows", f"where {shown} is white"
+        case "clip":
+            begin, end = condition.regenerate
+            return "regenerate", f"frames {begin} to {end} of {shown}, {condition.streams}"
+        case _:
+            return "shows", f"{shown} at frame {condition.frame}, {strength}"

@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.weights.gguf_files import MAGIC, SUFFIX, read_gguf
-from ltx2_cli.weights.quantized import KNOWN, decode, find_quantized
-from ltx2_cli.weights.tensors import LOST, Tensor
+from ltx2_cli.weights.quantized import KNOWN, decode, find_quantized, row_scales
+from ltx2_cli.weights.tensors import LOST, MatrixType, Tensor
 
 MAX_JSON = 64_000_000  # bytes of a config or an index
 STEMS = ("diffusion_pytorch_model", "model")
@@ -104,6 +105,26 @@ class TensorFiles(dict[str, Tensor]):
         """The scale of a tensor, 1 if it has none."""
         scale = self[name].scale
         return np.float32(scale.stored()[0] if scale else 1)
+
+    def row_scales(self, name: str) -> np.ndarray:
+        """The scales of the rows of a matrix in eight bits, float32 [rows]."""
+        tensor = self[name]
+        scale = tensor.encoding.scale if tensor.encoding else tensor.scale
+        assert scale is not None
+        return row_scales(scale, range(tensor.shape[0]))[:, 0]
+
+    @cached_property
+    def codes(self) -> Self:
+        """The tensors as they are stored: codes without their encodings and scales."""
+        stored = copy(self)
+        stored.update({name: replace(tensor, encoding=None, scale=None) for name, tensor in self.items()})
+        return stored
+
+    @property
+    def matrix_type(self) -> MatrixType | None:
+        """The type of most matrices in eight bits; None: there are none that can be kept as they are."""
+        types = Counter(tensor.matrix_type for tensor in self.values() if tensor.scale or tensor.encoding)
+        return types.most_common(1)[0][0] if types else None
 
 
 @dataclass(frozen=True)

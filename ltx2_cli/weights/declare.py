@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, abstract_matrix
+from ltx2_cli.weights.tensors import MatrixType
 
 M = TypeVar("M", bound=nnx.Module)
 Shape = tuple[int, ...]
@@ -70,7 +71,7 @@ class Scope:
     dtype: DTypeLike
     path: str = ""
     layers: int = 0
-    matrices: DTypeLike | None = None  # int8 or float8_e4m3fn, in which `matrix` declares; None: as `dtype`
+    matrices: MatrixType | None = None  # in which `matrix` declares; None: in `dtype`
 
     def __truediv__(self, name: str | int) -> "Scope":
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))

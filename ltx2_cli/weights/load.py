@@ -137,13 +137,15 @@ def _begin(chunk: Chunk, files: TensorFiles, lora_deltas: LoraDeltas) -> tuple[P
     (name, _), *_ = chunk.tensors
     transfer, parts = chunk.transfer, {}
 
-    def changes() -> tuple[np.float32 | None, tuple[np.ndarray, np.ndarray] | None]:
-        return files.scale(name) if transfer.scaled else None, lora_deltas[name].read() if transfer.rank else None
+    def changes() -> tuple[np.float32 | np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
+        scale = files.scale(name) if transfer.scaled else files.row_scales(name) if transfer.kept else None
+        return scale, lora_deltas[name].read() if transfer.rank else None
 
     reads: list[Future[Any]] = [THREADS.submit(changes)]
     for text, index in transfer.parts().items():
         parts[text] = _aligned(transfer.sharding.shard_shape(transfer.shape), transfer.stored)
-        reads += [THREADS.submit(work) for work in _work(chunk, index, parts[text], files)]
+        stored = files.codes if transfer.kept else files
+        reads += [THREADS.submit(work) for work in _work(chunk, index, parts[text], stored)]
     return parts, reads
 
 

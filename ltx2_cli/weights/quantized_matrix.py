@@ -1,6 +1,7 @@
 """Matrices in eight bits, with a scale for each output channel: rounding, widening, products."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -11,6 +12,8 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from ltx2_cli.weights.tensors import MatrixType
+
 # the largest value of each type; rows are scaled to it
 LARGEST = {np.dtype(jnp.int8): 127.0, np.dtype(jnp.float8_e4m3fn): 448.0}
 Place = NamedSharding | Format  # a sharding, with a layout in memory where the device does not choose it
@@ -19,10 +22,11 @@ Place = NamedSharding | Format  # a sharding, with a layout in memory where the 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix (out, in), or a stack of them, as `values * scale[..., None]`."""
+    """A matrix (out, in), or a stack of them: `values * scale[..., None]`, rotated back in groups of input channels."""
 
     values: Any  # int8 or float8_e4m3fn [..., out, in]
     scale: Any  # float32 [..., out]
+    group_size: int = field(default=0, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,35 +38,52 @@ class QuantizedMatrix:
         """The data type of the values."""
         return self.values.dtype
 
+    @property
+    def type(self) -> MatrixType:
+        """Values and rotation."""
+        return MatrixType(np.dtype(self.dtype), self.group_size)
+
 
 Matrix = jax.Array | QuantizedMatrix
 
 
+@cache
+def hadamard(size: int) -> np.ndarray:
+    """ConvRot's rotation of `size` channels, a power of 4: symmetric and orthogonal, float32 (arXiv:2512.03673)."""
+    four = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
+    return np.ones((1, 1), np.float32) if size == 1 else np.kron(hadamard(size // 4), four)
+
+
+def rotate(x: jax.Array, group_size: int) -> jax.Array:
+    """x with each group of its last axis rotated, in x's dtype; its own inverse. 0: x itself."""
+    if not group_size:
+        return x
+    groups = x.reshape(*x.shape[:-1], -1, group_size)
+    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.matmul(groups, hadamard(group_size).astype(x.dtype), precision=exact).reshape(x.shape)
+
+
 def widen(matrix: Matrix, dtype: DTypeLike) -> jax.Array:
-    """The matrix in `dtype`; a scale is multiplied in float32."""
+    """The matrix in `dtype`, computed in float32."""
     if isinstance(matrix, QuantizedMatrix):
-        return (matrix.values.astype(jnp.float32) * matrix.scale[..., None]).astype(dtype)
+        wide = matrix.values.astype(jnp.float32) * matrix.scale[..., None]
+        return rotate(wide, matrix.group_size).astype(dtype)
     return matrix.astype(dtype)
 
 
-def quantize(matrix: jax.Array, dtype: DTypeLike) -> QuantizedMatrix:
-    """`matrix` [..., out, in] rounded to the nearest values of `dtype`, int8 or float8_e4m3fn; the largest of each row
-    is `LARGEST`."""
-    largest, wide = LARGEST[np.dtype(dtype)], matrix.astype(jnp.float32)
+def quantize(matrix: jax.Array, kind: MatrixType) -> QuantizedMatrix:
+    """`matrix` [..., out, in] rotated and rounded to the nearest values; the largest of each row is `LARGEST`."""
+    largest, wide = LARGEST[kind.dtype], rotate(matrix.astype(jnp.float32), kind.group_size)
     scale = jnp.max(jnp.abs(wide), axis=-1) / largest
     scaled = jnp.clip(wide / jnp.where(scale == 0, 1, scale)[..., None], -largest, largest)
-    rounded = jnp.round(scaled) if jnp.issubdtype(dtype, jnp.integer) else scaled
-    return QuantizedMatrix(rounded.astype(dtype), scale)
+    rounded = jnp.round(scaled) if jnp.issubdtype(kind.dtype, jnp.integer) else scaled
+    return QuantizedMatrix(rounded.astype(kind.dtype), scale, kind.group_size)
 
 
-def cast(array: jax.Array, dtype: DTypeLike) -> Matrix:
-    """`array` in `dtype`; a matrix or a stack of them, rounded, where that has eight bits."""
-    return quantize(array, dtype) if np.dtype(dtype) in LARGEST else array.astype(dtype)
-
-
-def abstract_matrix(shape: tuple[int, ...], dtype: DTypeLike) -> QuantizedMatrix:
+def abstract_matrix(shape: tuple[int, ...], kind: MatrixType) -> QuantizedMatrix:
     """A matrix of this shape without values."""
-    return QuantizedMatrix(jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+    values, scale = jax.ShapeDtypeStruct(shape, kind.dtype), jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
+    return QuantizedMatrix(values, scale, kind.group_size)
 
 
 def places(value: Any, place: Place) -> Any:
@@ -72,7 +93,7 @@ def places(value: Any, place: Place) -> Any:
     sharding = place.sharding if isinstance(place, Format) else place
     assert isinstance(sharding, NamedSharding)
     spec = (*sharding.spec, *[None] * (len(value.shape) - len(sharding.spec)))
-    return replace(value, values=place, scale=NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1])))
+    return QuantizedMatrix(place, NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1])), value.group_size)
 
 
 def placed(value: Any, place: Place) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,17 @@ DTYPES: dict[str, Any] = {
 }  # the types whose numbers are read as they are
 FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
 STORED: dict[str, Any] = DTYPES | {"I8": np.int8}  # others are bytes
+
+
+class MatrixType(NamedTuple):
+    """A type of matrices in eight bits."""
+
+    dtype: np.dtype  # int8 or float8_e4m3fn
+    group_size: int = 0  # input channels that ConvRot rotates together, a power of 4; 0: none
+
+    def __str__(self) -> str:
+        name = "fp8" if self.dtype == ml_dtypes.float8_e4m3fn else self.dtype.name
+        return f"{name} with ConvRot in groups of {self.group_size}" if self.group_size else name
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,15 @@ class Tensor:
     def read_dtype(self) -> np.dtype:
         """The type of its numbers as they are read."""
         return np.dtype(np.float32) if self.encoding else self.stored_dtype
+
+    @property
+    def matrix_type(self) -> MatrixType | None:
+        """The type in which a matrix can be kept on the devices as it is stored; None: in none of eight bits."""
+        if self.dtype == "F8_E4M3" and self.scale:
+            return MatrixType(np.dtype(EIGHT_BITS[self.dtype]))
+        if self.dtype == "I8" and self.encoding:
+            return MatrixType(np.dtype(np.int8), self.encoding.group_size)
+        return None
 
     @property
     def format(self) -> str:

@@ -17,7 +17,16 @@ from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.lora import LoraDelta
-from ltx2_cli.weights.quantized_matrix import LARGEST, Place, QuantizedMatrix, abstract_matrix, cast, placed, places
+from ltx2_cli.weights.quantized_matrix import (
+    Matrix,
+    Place,
+    QuantizedMatrix,
+    abstract_matrix,
+    placed,
+    places,
+    quantize,
+)
+from ltx2_cli.weights.tensors import MatrixType
 
 SMALL = 2**22  # bytes: a smaller array is sent to each device; a program to gather it would take longer
 TRANSFERS = 512  # cached programs: more than the kinds of weights of all networks
@@ -59,20 +68,18 @@ class Transfer:
     sharding: NamedSharding  # of the array that is sent
     place: Place  # of the weight
     order: tuple[int, ...]  # permutation from a tensor on disk to the weight
-    scaled: bool  # whether a scale is sent too
+    scaled: bool  # whether a scale of all its numbers is sent too
     rank: int  # of LoRA factors that are sent too; 0: none
     stack: Shape | None  # shape of the weight if the array is some of its layers
+
+    matrix: MatrixType | None  # of a matrix in eight bits
+    kept: bool  # whether that is what is sent, with a scale for each row
 
     @property
     def direct(self) -> bool:
         """Whether the array that is sent is the weight itself, so that no program finishes it."""
-        same = self.stored == self.dtype and self.sharding == self.place and not self.rounded
+        same = self.stored == self.dtype and self.sharding == self.place and not self.matrix
         return same and not self.scaled and not self.rank and self.stack is None
-
-    @property
-    def rounded(self) -> bool:
-        """Whether the weight is a matrix in eight bits."""
-        return self.dtype in LARGEST
 
     def parts(self) -> dict[str, Index]:
         """Indices of the parts for this host's devices, by their text."""
@@ -105,8 +112,8 @@ def chunks(
     scale or a LoRA delta, or in eight bits, is a chunk of its own. `chunk_bytes` None, for devices that compute in the
     host's memory: one chunk, cast by the host. The host also casts small weights, and those that it decodes."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
-    rounded = isinstance(value, QuantizedMatrix)
-    computed = rounded or any(files[name].scale or name in lora_deltas for name, _ in tensors)
+    matrix = value.type if isinstance(value, QuantizedMatrix) else None
+    computed = matrix or any(files[name].scale or name in lora_deltas for name, _ in tensors)
     count = 1 if computed else len(tensors) if chunk_bytes is None else _layers_together(tensors, files, chunk_bytes)
     # Dimensions in the order on disk, so that parts are contiguous there; layers last.
     disk_first = [stacked + weight.order.index(i) for i in range(len(weight.order))] + [0] * stacked
@@ -114,17 +121,20 @@ def chunks(
         (name, _), *_ = part = tensors[first : first + count]
         shape = (len(part), *value.shape[1:]) if stacked else value.shape
         small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
+        kept = matrix is not None and name not in lora_deltas and files[name].matrix_type == matrix
         cast_here = not computed and (small or chunk_bytes is None or files[name].encoding is not None)
         transfer = Transfer(
             shape=shape,
-            stored=value.dtype if cast_here else files[name].read_dtype,
+            stored=value.dtype if cast_here or kept else files[name].read_dtype,
             dtype=value.dtype,
             sharding=sharding if small else scatter_unused_axes(shape, sharding, disk_first),
             place=place(weight),
             order=weight.order,
-            scaled=files[name].scale is not None,
+            scaled=files[name].scale is not None and not kept,
             rank=lora_deltas[name].rank if name in lora_deltas else 0,
             stack=value.shape if stacked and (computed or len(part) < weight.layers) else None,
+            matrix=matrix,
+            kept=kept,
         )
         yield Chunk(weight, transfer, first, part)
 
@@ -166,16 +176,16 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
     place, order = transfer.place, transfer.order
 
     def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> Any:
-        if not transfer.rounded:
+        if transfer.matrix is None or transfer.kept:
             array = jax.lax.with_sharding_constraint(array, sharding_of(place))  # gathered first
-        if scale is not None or factors is not None:  # computed in float32, cast once
+        if transfer.scaled or factors is not None:  # computed in float32, cast once
             array = array.astype(jnp.float32)
-        if scale is not None:
+        if transfer.scaled:
             array = array * scale
         if factors is not None:
             layer = array.reshape(array.shape[array.ndim - len(order) :])
             array = _add(layer, factors, order, place).reshape(array.shape)
-        value = cast(array, transfer.dtype)
+        value = _value(transfer, array, scale)
         if stack is None:
             return value
         return jax.tree.map(partial(jax.lax.dynamic_update_slice_in_dim, start_index=first, axis=0), stack, value)
@@ -192,8 +202,19 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
     return empty, finishing.lower(stack, *_abstract(transfer), first).compile()
 
 
+def _value(transfer: Transfer, array: jax.Array, scale: Any) -> Matrix:
+    """The value of a weight, or of some of its layers, by its numbers; or by what is kept of a file. Traced."""
+    if transfer.matrix is None:
+        return array.astype(transfer.dtype)
+    if transfer.kept:
+        return QuantizedMatrix(array, jnp.broadcast_to(scale, array.shape[:-1]), transfer.matrix.group_size)
+    return quantize(array, transfer.matrix)
+
+
 def _abstract_value(transfer: Transfer, shape: Shape) -> Any:
-    return (abstract_matrix if transfer.rounded else jax.ShapeDtypeStruct)(shape, transfer.dtype)
+    if transfer.matrix is None:
+        return jax.ShapeDtypeStruct(shape, transfer.dtype)
+    return abstract_matrix(shape, transfer.matrix)
 
 
 def _zeros(value: Any) -> Any:
@@ -203,7 +224,9 @@ def _zeros(value: Any) -> Any:
 def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
     """Abstract values of the array, its scale or None, and its factors or None."""
     array = jax.ShapeDtypeStruct(transfer.shape, transfer.stored, sharding=transfer.sharding)
-    scale = jax.ShapeDtypeStruct((), np.float32) if transfer.scaled else None
+    scale = None
+    if transfer.scaled or transfer.kept:
+        scale = jax.ShapeDtypeStruct(transfer.shape[-2:-1] if transfer.kept else (), np.float32)
     if not transfer.rank:
         return array, scale, None
     d_out, d_in = (transfer.shape[-2:][transfer.order.index(i)] for i in range(2))

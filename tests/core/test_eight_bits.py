@@ -1,21 +1,27 @@
 """Runs whose matrices are in eight bits."""
 
+import re
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
-from clips import ALL_ON, Checkpoint, Size, plan_of
+from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
+from kitchen import quantised_file
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.quantized_matrix import LARGEST, quantize, widen
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, quantize, widen
 from program import run_program
 
 CASE = ALL_ON._replace(size=Size(9, 128, 128, 24.0))
+CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
+LINEAR = re.compile(r"transformer_blocks\..*(to_[qkv]|to_out\.0|proj|net\.2)\.weight")
 MOST = {"int8": 0.05, "fp8": 0.09}  # of the latents' norm, after two stages
 
 
@@ -47,16 +53,45 @@ def test_a_lora_of_the_second_stage_is_added_before_rounding(
         kinds = {weight.source.split(".")[-2]: weight.dtype for weight in weights(refiner) if "." in weight.source}
         for weight in weights(refiner):
             for layer, (name, _) in enumerate(weight.tensors()):
-                if name in added and weight.dtype in LARGEST:
+                if name in added and isinstance(weight.get_value(), QuantizedMatrix):
                     a, b = added[name].read()
                     summed = files.read(name, (slice(None),)).astype(np.float32) + b @ a
-                    wanted = widen(quantize(jnp.asarray(summed), weight.dtype), jnp.float32)
+                    wanted = widen(quantize(jnp.asarray(summed), weight.get_value().type), jnp.float32)
                     got = widen(weight.get_value(), jnp.float32)[layer]
                     step = np.abs(summed).max(axis=1, keepdims=True) / 127
                     assert (np.abs(got - wanted) <= 1.001 * step).all()
                     assert np.mean(np.abs(got - wanted) < 0.01 * step) > 0.99  # but for ties and the last bit of a sum
     assert kinds["to_q"] == kinds["2"] == jnp.int8
     assert kinds["proj_in"] == kinds["linear_1"] == jnp.bfloat16
+
+
+def test_a_quantised_file_stays_in_eight_bits(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless another type is asked for, and as near to float32 as what is widened. What is rounded with the others is
+    said."""
+    folder = tmp_path / "quantised"
+    shutil.copytree(checkpoint.folder, folder)
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    names = list(filter(LINEAR.fullmatch, tensors))
+    stored, metadata, _ = quantised_file(tensors, dict.fromkeys(names[1:], "int8_rows"), in_metadata=True)
+    save_file(stored, file, metadata)
+    length = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
+    asked = ["generate", "--model", str(folder), "--prompt", "a ball", *CLIP, *length]
+    exact = ["--dtype", "float32", "--text-encoder-dtype", "float32"]
+    latents = {}
+    for name, options in {"kept": [], "widened": ["--weights", "bfloat16"], "float32": exact}.items():
+        files = ["--save-latents", str(tmp_path / name), "-o", str(tmp_path / f"{name}.mp4")]
+        assert run_program(monkeypatch, *asked, *options, *files) == 0
+        remark = f"1 of {len(names)} matrices of the transformer are not int8 in its file, and are rounded to it"
+        assert (remark in " ".join(capsys.readouterr().err.split())) == (name == "kept")
+        latents[name] = load_file(tmp_path / name)
+    for stream, wanted in latents["float32"].items():
+        kept, widened = (np.linalg.norm(latents[name][stream] - wanted) for name in ("kept", "widened"))
+        assert 0 < kept <= 1.3 * widened, (kept, widened)
+    assert run_program(monkeypatch, *asked, "--dry-run") == 0
+    assert "int8 in the layers of the transformer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("held", ["bfloat16", "int8"])

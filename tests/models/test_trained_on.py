@@ -11,9 +11,9 @@ from ltx2_cli.models.networks import open_folder
 from ltx2_cli.plan.remarks import (
     TRAINED_ON_FILE,
     TrainedOn,
+    checkpoint_warnings,
     clip_warnings,
     read_trained_on,
-    untrained_warnings,
 )
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER
@@ -83,7 +83,7 @@ def test_without_the_list_a_clip_of_more_than_20_seconds_is_warned_about(
 ) -> None:
     checkpoint = replace(open_folder(DEMO_FOLDER), where=tmp_path)
     spec = read_spec(model="demo", prompt="rain", num_frames=num_frames, fps=fps)
-    warnings = list(untrained_warnings(spec, checkpoint, ()))
+    warnings = list(checkpoint_warnings(spec, checkpoint, checkpoint.networks(spec), ()))
     assert [warning.rpartition("--num-frames ")[2] for warning in warnings] == [nearest] * bool(nearest)
 
 

@@ -7,15 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
+from safetensors.torch import save_file as save_torch_file
 
+from kitchen import quantised_file
 from ltx2_cli.nn.layers import Linear
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight
 from ltx2_cli.weights.load import load
-from ltx2_cli.weights.quantized_matrix import bytes_on_device, widen
+from ltx2_cli.weights.quantized_matrix import bytes_on_device, quantize, widen
+from ltx2_cli.weights.tensors import MatrixType
 from tools.weights import random_weights, save
 
 LAYERS, D_IN, D_OUT = 3, 64, 32
@@ -25,8 +29,8 @@ HALF_STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
 
 
 class Network(nnx.Module):
-    def __init__(self, matrices: str | None, dtype: str = "bfloat16"):
-        scope = Scope(dtype, matrices=matrices and jnp.dtype(matrices))
+    def __init__(self, matrices: str | None, dtype: str = "bfloat16", group_size: int = 0):
+        scope = Scope(dtype, matrices=MatrixType(np.dtype(jnp.dtype(matrices)), group_size) if matrices else None)
         self.layers = Linear(scope.stacked("blocks", LAYERS) / "linear", D_IN, D_OUT, ("embed", "heads"))
         self.whole = Linear(scope / "whole", D_IN, D_OUT, ("heads", "embed"))
         self.full = Linear(scope.in_full / "full", D_IN, D_OUT, ("embed", None))
@@ -98,6 +102,50 @@ def test_a_product_is_that_of_the_rounded_matrix(files: TensorFiles, matrices: s
     wide = wide @ np.asarray(widen(network.whole.kernel.get_value(), jnp.float32)).T + np.asarray(network.whole.bias)
     for got in results:
         np.testing.assert_allclose(got, wide, rtol=1e-5, atol=1e-5)
+
+
+KEPT = ("fp8", "int8", "int8_rows", "convrot_16", "convrot_64")
+
+
+@pytest.mark.parametrize("place", [one_device, split])
+@pytest.mark.parametrize("form", KEPT)
+def test_what_a_file_has_in_eight_bits_is_kept(files: TensorFiles, tmp_path: Path, form: str, place: Any) -> None:
+    """All codes and scales, but of a layer with a LoRA, which is rounded after the sum, and of one that is wider."""
+    tensors = load_file(files["whole.weight"].file)
+    wide = "blocks.2.linear.weight"
+    formats = dict.fromkeys(("blocks.0.linear.weight", "blocks.1.linear.weight", "whole.weight"), form)
+    stored, metadata, meant = quantised_file(tensors, formats, in_metadata=True)
+    (tmp_path / "quantised").mkdir()
+    save_torch_file(stored, tmp_path / "quantised" / "model.safetensors", metadata)
+    read = TensorFiles(tmp_path / "quantised")
+    kind = read.matrix_type
+    assert kind is not None
+    changed = "blocks.1.linear.weight"
+    network = load(Network(kind.dtype.name, group_size=kind.group_size), read, place, {changed: Delta()})
+    stack = network.layers.kernel.get_value()
+    first = jax.tree.map(lambda array: array[0], stack)
+    for name, matrix in (("blocks.0.linear.weight", first), ("whole.weight", network.whole.kernel.get_value())):
+        np.testing.assert_array_equal(np.asarray(matrix.values).view(np.uint8), stored[name].view(torch.uint8).numpy())
+        off = np.abs(np.asarray(widen(matrix, jnp.float32)) - meant[name])
+        assert off.max() <= 1e-6 * np.abs(meant[name]).max()
+    a, b = Delta().read()
+    for layer, exact in ((1, meant[changed] + b @ a), (2, tensors[wide])):
+        rounded = widen(quantize(jnp.asarray(exact), kind), jnp.float32)
+        got = np.asarray(widen(stack, jnp.float32)[layer])
+        assert np.mean(np.abs(got - rounded) > 1e-5 * np.abs(exact).max()) < 0.02  # but for sums in another order
+
+
+@pytest.mark.parametrize("form", KEPT)
+def test_a_product_with_what_is_kept_is_that_of_its_numbers(files: TensorFiles, tmp_path: Path, form: str) -> None:
+    tensors = load_file(files["whole.weight"].file)
+    stored, metadata, meant = quantised_file(tensors, {"whole.weight": form}, in_metadata=False)
+    save_torch_file(stored, tmp_path / "model.safetensors", metadata)
+    read = TensorFiles(tmp_path)
+    network = load(Network(read.matrix_type.dtype.name, "float32", read.matrix_type.group_size), read, split)
+    x = np.random.default_rng(2).standard_normal((7, D_IN), np.float32)
+    got = jax.jit(lambda linear, x: linear(x))(network.whole, x)
+    wanted = x @ meant["whole.weight"].T + tensors["whole.bias"]
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_eight_bits_take_half_of_the_memory_of_sixteen(files: TensorFiles) -> None:
