@@ -112,6 +112,10 @@ class ContentOptions(ModelOptions):
         Literal["auto", "bfloat16", "int8", "fp8"] | None,
         option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
     ] = None
+    compute: Annotated[
+        Literal["weights", "full"] | None,
+        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits too."),
+    ] = None
 
 
 @dataclass(kw_only=True)

@@ -42,6 +42,7 @@ def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
         "layers": plan.arch.transformer.num_layers,
         "dtype": plan.dtype.value,
         "weights": plan.spec.weights.value,
+        "compute": plan.spec.compute.value,
         "videos": f"{len(plan.batches)} x {plan.batch_size}",
         "sizes": [_size(plan, stage) for stage in stages],
         "passes": [len(stage.passes) for stage in stages],

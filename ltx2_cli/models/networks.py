@@ -33,7 +33,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE, build_vocoder, vocoder_arch
-from ltx2_cli.request.spec import BOTH, DType, RunSpec, Streams, WeightType
+from ltx2_cli.request.spec import BOTH, ComputeType, DType, RunSpec, Streams, WeightType
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
@@ -119,9 +119,14 @@ class Checkpoint:
                 return EIGHT_BITS.get(spec.weights)
             return self.files[network].matrix_type if network in self.files else None
 
-        return Matrices(
-            of("text_encoder", spec.text_encoder_dtype), of("connectors", spec.dtype), of("transformer", spec.dtype)
-        )
+        text_encoder, connectors = of("text_encoder", spec.text_encoder_dtype), of("connectors", spec.dtype)
+        denoiser = of("transformer", spec.dtype)
+        if spec.compute is ComputeType.full:
+            if denoiser is None:
+                hint = f"{typed('weights', 'int8')}, or {typed('compute', 'weights')}"
+                raise UsageError("compute full multiplies in eight bits, and the denoiser's matrices are wider", hint)
+            denoiser = denoiser._replace(rounds_input=True)
+        return Matrices(text_encoder, connectors, denoiser)
 
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:

@@ -91,7 +91,7 @@ class StreamIO(nnx.Module):
     ) -> Float[jax.Array, "rows tokens channels"]:
         """Velocity tokens from the last layer's x."""
         shift, scale = select_by_level(self.table[...] + embedded[..., None, :], level)
-        return self.proj_out(modulate(layer_norm(x, OUTPUT_EPS), scale, shift))
+        return self.proj_out(modulate(layer_norm(x, OUTPUT_EPS), scale, shift, self.proj_out))
 
 
 class Transformer(nnx.Module):

@@ -12,15 +12,16 @@ from flax import nnx
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamInputs
 from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
-from ltx2_cli.nn.layers import FeedForward, materialize, rms_norm
+from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.parallel.constrain import constrain_and_keep_row_major
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.quantized_matrix import Matrix
 
 
-def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """x·(1 + scale) + shift."""
-    return materialize(x * (1 + scale) + shift)
+def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
+    """x·(1 + scale) + shift, as the product of `reader` reads it."""
+    return reader.prepare(x * (1 + scale) + shift)
 
 
 class Stream(nnx.Module):
@@ -43,14 +44,14 @@ class Stream(nnx.Module):
         if self.text_table is None or modulation is None:
             return self.text_attention.keys_values(text)
         shift, scale = self.text_table[...] + modulation
-        return self.text_attention.keys_values(modulate(text, scale, shift))
+        return self.text_attention.keys_values(modulate(text, scale, shift, self.text_attention.to_k))
 
     @jax.named_scope("self_attention")
     def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
         """x after self-attention."""
         rope, tokens = inputs.own_rope, inputs.tokens
         shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
-        normed = modulate(rms_norm(x, self.eps), scale, shift)
+        normed = modulate(rms_norm(x, self.eps), scale, shift, self.self_attention.to_q)
         context = self.self_attention.keys_values(normed)
         where = (tokens, tokens), (rope, rope), mask, inputs.references
         return x + self.self_attention(normed, context, *where) * gate
@@ -62,20 +63,25 @@ class Stream(nnx.Module):
         if self.text_table is None:
             return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
         shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
-        return x + self.text_attention(modulate(normed, scale, shift), text, (inputs.tokens, TokenAxis())) * gate
+        queries = modulate(normed, scale, shift, self.text_attention.to_q)
+        return x + self.text_attention(queries, text, (inputs.tokens, TokenAxis())) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
         """x after the feed-forward."""
         shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
-        y = x + self.feed_forward(modulate(rms_norm(x, self.eps), scale, shift)) * gate
+        normed = modulate(rms_norm(x, self.eps), scale, shift, self.feed_forward.up)
+        y = x + self.feed_forward(normed) * gate
         return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
 
-    def cross_inputs(self, x: jax.Array, inputs: StreamInputs) -> Arrays:
-        """Normalised x, modulated for the attention towards the video and for the attention towards the audio."""
+    def cross_inputs(self, x: jax.Array, inputs: StreamInputs, readers: Streams[Linear]) -> Streams[Matrix]:
+        """Normalised x, modulated for the attention towards the video and for the attention towards the audio, whose
+        `readers` multiply it."""
         rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
         normed = rms_norm(x, self.eps)
-        return Streams(modulate(normed, rows[0], rows[1]), modulate(normed, rows[2], rows[3]))
+        return Streams(
+            modulate(normed, rows[0], rows[1], readers.video), modulate(normed, rows[2], rows[3], readers.audio)
+        )
 
     def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
         """x plus the gated attention to the other stream, `gathered`, where `mask` is true. `gathered` may lack the
@@ -145,7 +151,11 @@ class Block(nnx.Module):
             if isolated
             else x
         )
-        video, audio = map(Stream.cross_inputs, streams, cross_modal, inputs)
+        readers = (
+            Streams(self.audio_to_video.to_q, self.video_to_audio.to_k),
+            Streams(self.audio_to_video.to_k, self.video_to_audio.to_q),
+        )
+        video, audio = map(Stream.cross_inputs, streams, cross_modal, inputs, readers)
         audio_kv = self.audio_to_video.keys_values(audio.video)
         video_kv = self.video_to_audio.keys_values(video.audio)
         gathered = (

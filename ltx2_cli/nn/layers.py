@@ -2,16 +2,19 @@
 channels-last arrays [batch, *axes, channels], also of images split over devices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from ltx2_cli.parallel.constrain import device
+from ltx2_cli.parallel.constrain import active, constrain_last, device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
-from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, rotate
+from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate
 
 SINUSOID_WIDTH = 256
 Padding = tuple[tuple[int, int], ...]  # elements added before and after each axis
@@ -25,22 +28,80 @@ class Linear(nnx.Module):
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
         self.kernel = scope.matrix("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
+        self.axes, self.dtype = axes, jnp.dtype(scope.dtype)
 
-    def __call__(self, x: Float[jax.Array, "*batch d_in"]) -> Float[jax.Array, "*batch d_out"]:
-        y = multiply(x, self.kernel.get_value())
+    def prepare(self, x: Float[jax.Array, "*batch d_in"]) -> Matrix:
+        """x in HBM as the product reads it, also that of other layers with this one's type of matrix."""
+        written = materialize(x if self._split_input() else self._rounded(x))
+        if isinstance(written, QuantizedMatrix):
+            return replace(written, values=constrain_last(written.values, self._input_axis()))
+        return written
+
+    def __call__(self, x: Matrix) -> Float[jax.Array, "*batch d_out"]:
+        kernel, plan = self.kernel.get_value(), active()
+        if isinstance(x, QuantizedMatrix):
+            y = multiply(x, kernel, self.dtype)
+        elif plan and (axis := self._split_input()):
+            y = _sum_over_parts(x, kernel, plan.mesh, axis, plan.weight(self.axes).spec[1])
+        else:
+            y = multiply(self._rounded(x), kernel, x.dtype)
         return y if self.bias is None else y + self.bias[...]
 
+    def _rounded(self, x: jax.Array) -> Matrix:
+        """x in eight bits if the product is of these."""
+        kernel = self.kernel.get_value()
+        if not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
+            return x
+        # Otherwise XLA splits the channels of the residual stream over devices, and gathers them for each product.
+        return quantize(constrain_last(x, self._input_axis()), kernel.type)
 
-def multiply(x: Float[jax.Array, "*batch d_in"], matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
-    """x·Wᵀ over the last axis, in x's dtype. The values of a matrix in eight bits are multiplied in x's dtype, and the
-    result by the scales; x is rotated rather than the matrix."""
+    def _input_axis(self) -> str | None:
+        """The mesh axis along which the input lies."""
+        plan = active()
+        return plan.weight(self.axes).spec[0] if plan else None
+
+    def _split_input(self) -> str | None:
+        """The mesh axis along which devices hold parts of the input, if each rounds its own."""
+        plan, kernel, axis = active(), self.kernel.get_value(), self._input_axis()
+        if plan is None or axis is None or not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
+            return None
+        parts = plan.mesh.shape[axis]
+        return axis if parts > 1 and kernel.shape[-1] // parts % (kernel.group_size or 1) == 0 else None
+
+
+def multiply(x: Matrix, matrix: Matrix, dtype: jnp.dtype) -> Float[jax.Array, "*batch d_out"]:
+    """x·Wᵀ over the last axis in `dtype`: of values in eight bits where both have them, else in `dtype`. Scales are
+    applied to the result. Of x and W, what is not in eight bits is rotated as the other is."""
+    if isinstance(matrix, QuantizedMatrix):
+        if isinstance(x, QuantizedMatrix):
+            total = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
+            y = _product(x.values, matrix.values, total)
+            return (y * x.scale[..., None] * matrix.scale).astype(dtype)
+        return (_product(rotate(x, matrix.group_size), matrix.values.astype(dtype)) * matrix.scale).astype(dtype)
+    if isinstance(x, QuantizedMatrix):
+        y = _product(x.values.astype(dtype), rotate(matrix, x.group_size))
+        return (y * x.scale[..., None]).astype(dtype)
+    return _product(x, matrix)
+
+
+def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) -> jax.Array:
+    """x·Wᵀ over the last axis, summed in `total` or as x's dtype has it."""
     # Not x @ w.mT: with a single row, XLA for CPUs would first write wᵀ.
     last = (((x.ndim - 1,), (1,)), ((), ()))
-    if not isinstance(matrix, QuantizedMatrix):
-        return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype))
-    x = rotate(x, matrix.group_size)
-    y = jax.lax.dot_general(x, matrix.values.astype(x.dtype), last, precision=precision(x.dtype))
-    return (y * matrix.scale).astype(x.dtype)
+    return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype), preferred_element_type=total)
+
+
+def _sum_over_parts(x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str, out_axis: str | None) -> jax.Array:
+    """The product of inputs that lie along a mesh axis: each device rounds its part of a token by itself, and sums are
+    sent in x's dtype."""
+
+    def part(x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
+        return multiply(quantize(x, matrix.type), matrix, x.dtype)[None]
+
+    last = PartitionSpec(*[None] * (x.ndim - 1), axis)
+    specs = last, replace(matrix, values=PartitionSpec(None, axis), scale=PartitionSpec())
+    along = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axis), axis_names={axis})
+    return constrain_last(jax.lax.reduce(along(x, matrix), np.zeros((), x.dtype), jax.lax.add, (0,)), out_axis)
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
@@ -77,11 +138,11 @@ class FeedForward(nnx.Module):
         self.up = Linear(scope / "net" / 0 / "proj", dim, 4 * dim, ("embed", "mlp"), bias)
         self.down = Linear(scope / "net" / 2, 4 * dim, dim, ("mlp", "embed"), bias)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(materialize(jax.nn.gelu(self.up(x), approximate=True)))
+    def __call__(self, x: Matrix) -> jax.Array:
+        return self.down(self.down.prepare(jax.nn.gelu(self.up(x), approximate=True)))
 
 
-def materialize(x: jax.Array) -> jax.Array:
+def materialize(x: Matrix) -> Matrix:
     """Write x to HBM before a product reads it, on a TPU; otherwise XLA fuses and recomputes it for each tile."""
     # By the compiler's schedule LTX-2.3's feed-forward takes 1.98 M cycles with this and 2.33 without on v6e:2x4, 1.96
     # and 2.54 on tpu7x:2x2x1.

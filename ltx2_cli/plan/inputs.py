@@ -85,7 +85,7 @@ def network_values(spec: RunSpec) -> tuple[object, ...]:
     """A value that is equal for two requests with the same networks."""
     second = spec.second_stage
     files = spec.checkpoint, spec.text_encoder, spec.transformer, spec.lora, second.upsampler, second.lora
-    return *files, spec.weights, *network_options(spec)
+    return *files, spec.weights, spec.compute, *network_options(spec)
 
 
 def _shared_files(files: Mapping[str, TensorFiles], needed: Collection[str]) -> dict[str, TensorFiles]:

@@ -135,6 +135,7 @@ def _rounded(spec: RunSpec, checkpoint: Checkpoint, networks: Networks) -> Itera
         declared = weights(networks.present()[name])
         held = (weight for weight in declared if isinstance(weight.get_value(), QuantizedMatrix))
         files = [checkpoint.files[name].get(tensor) for weight in held for tensor, _ in weight.tensors()]
+        kind = kind and kind._replace(rounds_input=False)
         others = sum(tensor is not None and tensor.matrix_type != kind for tensor in files)
         if others:
             yield (

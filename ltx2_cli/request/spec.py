@@ -35,6 +35,13 @@ class WeightType(StrEnum):
     fp8 = "fp8"
 
 
+class ComputeType(StrEnum):
+    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`)."""
+
+    weights = "weights"
+    full = "full"
+
+
 @dataclass(frozen=True)
 class Guidance:
     """Guidance scales of one stream."""
@@ -172,6 +179,7 @@ class RunSpec:
     # in which arithmetic, on which devices
     dtype: DType
     weights: WeightType  # of the matrices in the layers of denoiser, connectors and text encoder
+    compute: ComputeType
     text_encoder_dtype: DType
     compile_text_encoder: bool
     scan_layers: bool

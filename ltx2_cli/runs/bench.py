@@ -19,7 +19,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.request.spec import RunSpec, WeightType
+from ltx2_cli.request.spec import ComputeType, RunSpec, WeightType
 from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
 
@@ -78,6 +78,7 @@ def stage_figures(estimate: Estimate, seconds: list[list[float]]) -> Iterator[Fi
 def figure_rows(settings: Figures, environment: Figures, figures: list[Figures]) -> Iterator[tuple[str, str]]:
     """Rows for people: the figures of each stage."""
     held = "" if settings["weights"] == WeightType.auto else f", {settings['weights']} in the layers"
+    held += ", multiplied in eight bits" * (settings["compute"] == ComputeType.full)
     model = f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}{held}"
     yield "model", f"{model}, random weights"
     yield "devices", environment["devices"]

@@ -157,6 +157,7 @@ def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
         "lora": [*plan.spec.lora, *(plan.spec.second_stage.lora or ())],
         "dtype": plan.dtype.value,
         "weights": plan.spec.weights.value,
+        "compute": plan.spec.compute.value,
         "product": product.value,
         "given": [condition.kind for condition in plan.spec.conditions] + ["audio"] * (plan.spec.audio is not None),
         "videos": plan.batch_size,

@@ -1,6 +1,6 @@
 """Matrices in eight bits, with a scale for each output channel: rounding, widening, products."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from ltx2_cli.weights.tensors import MatrixType
 
 # the largest value of each type; rows are scaled to it
 LARGEST = {np.dtype(jnp.int8): 127.0, np.dtype(jnp.float8_e4m3fn): 448.0}
+LEAST = 1e-30  # of the largest of a row: smaller ones become zeros
 Place = NamedSharding | Format  # a sharding, with a layout in memory where the device does not choose it
 
 
@@ -27,6 +28,7 @@ class QuantizedMatrix:
     values: Any  # int8 or float8_e4m3fn [..., out, in]
     scale: Any  # float32 [..., out]
     group_size: int = field(default=0, metadata={"static": True})
+    rounds_input: bool = field(default=False, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,8 +42,8 @@ class QuantizedMatrix:
 
     @property
     def type(self) -> MatrixType:
-        """Values and rotation."""
-        return MatrixType(np.dtype(self.dtype), self.group_size)
+        """Values, rotation and products."""
+        return MatrixType(np.dtype(self.dtype), self.group_size, self.rounds_input)
 
 
 Matrix = jax.Array | QuantizedMatrix
@@ -73,17 +75,18 @@ def widen(matrix: Matrix, dtype: DTypeLike) -> jax.Array:
 
 def quantize(matrix: jax.Array, kind: MatrixType) -> QuantizedMatrix:
     """`matrix` [..., out, in] rotated and rounded to the nearest values; the largest of each row is `LARGEST`."""
-    largest, wide = LARGEST[kind.dtype], rotate(matrix.astype(jnp.float32), kind.group_size)
-    scale = jnp.max(jnp.abs(wide), axis=-1) / largest
-    scaled = jnp.clip(wide / jnp.where(scale == 0, 1, scale)[..., None], -largest, largest)
+    largest, rotated = LARGEST[kind.dtype], rotate(matrix, kind.group_size)
+    most = jnp.max(jnp.abs(rotated), axis=-1).astype(jnp.float32)
+    # A factor for each row: TPUs divide slowly.
+    scaled = rotated.astype(jnp.float32) * jnp.where(most < LEAST, 0, largest / most)[..., None]
     rounded = jnp.round(scaled) if jnp.issubdtype(kind.dtype, jnp.integer) else scaled
-    return QuantizedMatrix(rounded.astype(kind.dtype), scale, kind.group_size)
+    return QuantizedMatrix(rounded.astype(kind.dtype), most / largest, kind.group_size, kind.rounds_input)
 
 
 def abstract_matrix(shape: tuple[int, ...], kind: MatrixType) -> QuantizedMatrix:
     """A matrix of this shape without values."""
     values, scale = jax.ShapeDtypeStruct(shape, kind.dtype), jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
-    return QuantizedMatrix(values, scale, kind.group_size)
+    return QuantizedMatrix(values, scale, kind.group_size, kind.rounds_input)
 
 
 def places(value: Any, place: Place) -> Any:
@@ -93,7 +96,7 @@ def places(value: Any, place: Place) -> Any:
     sharding = place.sharding if isinstance(place, Format) else place
     assert isinstance(sharding, NamedSharding)
     spec = (*sharding.spec, *[None] * (len(value.shape) - len(sharding.spec)))
-    return QuantizedMatrix(place, NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1])), value.group_size)
+    return replace(value, values=place, scale=NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1])))
 
 
 def placed(value: Any, place: Place) -> Any:

@@ -29,10 +29,12 @@ class MatrixType(NamedTuple):
 
     dtype: np.dtype  # int8 or float8_e4m3fn
     group_size: int = 0  # input channels that ConvRot rotates together, a power of 4; 0: none
+    rounds_input: bool = False  # whether products round the input to `dtype` too, with a scale for each token
 
     def __str__(self) -> str:
         name = "fp8" if self.dtype == ml_dtypes.float8_e4m3fn else self.dtype.name
-        return f"{name} with ConvRot in groups of {self.group_size}" if self.group_size else name
+        rotated = f" with ConvRot in groups of {self.group_size}" if self.group_size else ""
+        return f"{name}{rotated}, multiplied in eight bits," if self.rounds_input else name + rotated
 
 
 @dataclass(frozen=True)

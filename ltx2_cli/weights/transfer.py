@@ -121,7 +121,8 @@ def chunks(
         (name, _), *_ = part = tensors[first : first + count]
         shape = (len(part), *value.shape[1:]) if stacked else value.shape
         small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
-        kept = matrix is not None and name not in lora_deltas and files[name].matrix_type == matrix
+        same = matrix is not None and files[name].matrix_type == matrix._replace(rounds_input=False)
+        kept = same and name not in lora_deltas
         cast_here = not computed and (small or chunk_bytes is None or files[name].encoding is not None)
         transfer = Transfer(
             shape=shape,
@@ -207,8 +208,8 @@ def _value(transfer: Transfer, array: jax.Array, scale: Any) -> Matrix:
     if transfer.matrix is None:
         return array.astype(transfer.dtype)
     if transfer.kept:
-        return QuantizedMatrix(array, jnp.broadcast_to(scale, array.shape[:-1]), transfer.matrix.group_size)
-    return quantize(array, transfer.matrix)
+        return QuantizedMatrix(array, jnp.broadcast_to(scale, array.shape[:-1]), *transfer.matrix[1:])
+    return quantize(array.astype(jnp.float32), transfer.matrix)
 
 
 def _abstract_value(transfer: Transfer, shape: Shape) -> Any:

@@ -33,6 +33,7 @@ def test_a_step_is_measured_by_what_the_maker_says():
         "layers": 48,
         "dtype": "bfloat16",
         "weights": "auto",
+        "compute": "weights",
         "sizes": ["768x512"],
         "passes": [4],
     }

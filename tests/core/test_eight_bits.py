@@ -22,7 +22,7 @@ from program import run_program
 CASE = ALL_ON._replace(size=Size(9, 128, 128, 24.0))
 CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
 LINEAR = re.compile(r"transformer_blocks\..*(to_[qkv]|to_out\.0|proj|net\.2)\.weight")
-MOST = {"int8": 0.05, "fp8": 0.09}  # of the latents' norm, after two stages
+MOST = {"int8": 0.05, "int8 full": 0.06, "fp8": 0.09, "fp8 full": 0.12}  # of the latents' norm, after two stages
 
 
 def test_latents_are_near_those_of_sixteen_bits(
@@ -32,7 +32,8 @@ def test_latents_are_near_those_of_sixteen_bits(
     latents = {}
     for held in ("auto", "bfloat16", *MOST):
         files = ["--save-latents", str(tmp_path / held), "-o", str(tmp_path / f"{held}.mp4")]
-        assert run_program(monkeypatch, "generate", *half, "--weights", held, *files) == 0
+        types = ["--weights", held.split()[0], *(["--compute", "full"] if "full" in held else [])]
+        assert run_program(monkeypatch, "generate", *half, *types, *files) == 0
         latents[held] = load_file(tmp_path / held)
     for stream, wanted in latents["auto"].items():
         np.testing.assert_array_equal(latents["bfloat16"][stream], wanted)
@@ -92,6 +93,26 @@ def test_a_quantised_file_stays_in_eight_bits(
         assert 0 < kept <= 1.3 * widened, (kept, widened)
     assert run_program(monkeypatch, *asked, "--dry-run") == 0
     assert "int8 in the layers of the transformer" in capsys.readouterr().out
+
+
+def test_products_in_eight_bits_need_matrices_of_eight_bits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [
+        "generate",
+        "--model",
+        "demo",
+        "--dtype",
+        "bfloat16",
+        "--prompt",
+        "a ball",
+        "--dry-run",
+        "--compute",
+        "full",
+    ]
+    assert run_program(monkeypatch, *asked) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the denoiser's matrices are wider hint: --weights int8, or --compute weights" in said
 
 
 @pytest.mark.parametrize("held", ["bfloat16", "int8"])

@@ -1,5 +1,6 @@
 """Matrices in eight bits are those of the files, rounded to the nearest, wherever they lie."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from safetensors.torch import save_file as save_torch_file
 
 from kitchen import quantised_file
 from ltx2_cli.nn.layers import Linear
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight
 from ltx2_cli.weights.load import load
-from ltx2_cli.weights.quantized_matrix import bytes_on_device, quantize, widen
+from ltx2_cli.weights.quantized_matrix import bytes_on_device, places, quantize, widen
 from ltx2_cli.weights.tensors import MatrixType
 from tools.weights import random_weights, save
 
@@ -146,6 +149,39 @@ def test_a_product_with_what_is_kept_is_that_of_its_numbers(files: TensorFiles, 
     got = jax.jit(lambda linear, x: linear(x))(network.whole, x)
     wanted = x @ meant["whole.weight"].T + tensors["whole.bias"]
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("group_size", [0, 16])
+@pytest.mark.parametrize("axes", [("embed", "heads"), ("heads", None)])
+@pytest.mark.parametrize("matrices", HALF_STEP)
+def test_products_in_eight_bits_err_as_rounding_does(matrices: str, axes: tuple[str, str], group_size: int) -> None:
+    """On one device, and on eight that hold parts of the output, or of the input and round these. The error is that of
+    both roundings, by the half steps in float64: with a random sign for each product it grows as their root does."""
+    kind = MatrixType(np.dtype(jnp.dtype(matrices)), group_size, rounds_input=True)
+    draw = np.random.default_rng(4)
+    weight, x = draw.standard_normal((D_OUT, D_IN)), draw.standard_normal((4, 8, D_IN))
+    linear = Linear(Scope("float32", matrices=kind), D_IN, D_OUT, axes, bias=False)
+    plan = ShardingPlan(MESH, (("heads", "heads"),), (("rows", "embed"), ("heads", "heads")))
+    exact = x @ weight.T
+    steps = []
+    for rows in (weight, x):  # the mean square of what rounding changes, relative to that of the numbers
+        largest = np.abs(rows).max(axis=-1, keepdims=True)
+        step = np.broadcast_to(largest / 127, rows.shape) if matrices == "int8" else np.abs(rows) * 2**-3
+        steps.append(np.mean(step**2) / 12 / np.mean(rows**2))
+    errors = []
+    for active in (None, plan):
+        place = one_device(linear.kernel) if active is None else plan.weight(linear.kernel.axes)
+        value = quantize(jnp.asarray(weight, jnp.float32), kind)
+        linear.kernel.set_value(jax.device_put(value, places(value, place)))
+
+        def multiply(linear: Linear, x: jax.Array, active: ShardingPlan | None = active) -> tuple[jax.Array, jax.Array]:
+            with activate(active) if active else nullcontext():
+                return linear(x), linear(linear.prepare(x))
+
+        direct, prepared = jax.jit(multiply)(linear, jnp.asarray(x, jnp.float32))
+        np.testing.assert_allclose(direct, prepared, rtol=0, atol=1e-5 * np.abs(exact).max())
+        errors.append(np.linalg.norm(direct - exact) / np.linalg.norm(exact))
+    assert all(0.5 * np.sqrt(sum(steps)) <= error <= 1.2 * np.sqrt(sum(steps)) for error in errors), (errors, steps)
 
 
 def test_eight_bits_take_half_of_the_memory_of_sixteen(files: TensorFiles) -> None:
