@@ -65,9 +65,7 @@ One forward over all passes of a 121-frame clip in bfloat16, compiled ahead of t
 figures of one device, cycles in millions. Nothing was run. Floor: its arithmetic at the chip's rate. Schedule and XLA:
 the two clocks of [`ltx2 plan`](../docs/plan.md), both without collectives; wire: what these send, at the published rate
 of the links that they cross. MaxDiffusion: its best mesh by XLA's clock, head of 2026-08-21. Compile: as a run does it,
-without the dump that a plan reads. Load: processes that wanted the two cores when that began. Rows without a time of
-the wire are of an older reader, which left some copies out: it said 271.0 where 284.6 M cycles are counted now (LTX-2.3
-at 768x512 on v6e:2x4 in that mesh).
+without the dump that a plan reads. Load: processes that wanted the two cores when that began.
 
 | {" | ".join(COLUMNS)} |
 {"|---" * len(COLUMNS)}|
@@ -79,7 +77,8 @@ NETWORK_COLUMNS = (
 NETWORKS_HEADER = f"""
 Networks beside the denoiser, for a clip of two stages, 384x256 and 768x512; cycles as above. Least: those of their
 arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
-product takes six of bfloat16.
+product takes six of bfloat16. These rows are of an older reader, which left some copies out: for a forward of LTX-2.3 at
+768x512 on v6e:2x4 it said 271.0 where 284.6 M cycles were counted later.
 
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
