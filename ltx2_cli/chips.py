@@ -46,7 +46,13 @@ class Chip:
     # For programs of products. With more VMEM for one operation than libtpu's 32 MiB, products read their operands less
     # often, and sum over all inputs at once.
     compiler_options: tuple[tuple[str, str], ...] = ()
+    int8_ops: float = 0.0  # a second, dense; 0: slower than bfloat16, or not published
+    fp8_flops: float = 0.0  # the same of float8_e4m3fn
     keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out anew
+
+    def rate(self, kind: str) -> float:
+        """Operations a second of products in `int8`, `fp8` or another type, which is as fast as bfloat16."""
+        return {"int8": self.int8_ops, "fp8": self.fp8_flops}.get(kind) or self.flops
 
 
 def _chip(row: dict[str, str]) -> Chip:
@@ -60,6 +66,8 @@ def _chip(row: dict[str, str]) -> Chip:
         kinds=tuple(row["kinds"].split(";")),
         hbm_bytes=float(row["hbm_bytes"]),
         flops=float(row["flops"]),
+        int8_ops=float(row["int8_ops"] or 0),
+        fp8_flops=float(row["fp8_flops"] or 0),
         hbm_bandwidth=float(row["hbm_bandwidth"]),
         link_bandwidth=float(row["link_bandwidth"]),
         torus=tuple(int(size) for size in row["torus"].split("x") if size),

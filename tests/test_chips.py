@@ -54,6 +54,8 @@ def test_ratios_of_the_figures_are_plausible():
         assert 0.005 < published.hbm_bytes / published.hbm_bandwidth < 0.09, published.name
         assert 100 < published.flops / published.hbm_bandwidth < 700, published.name
         assert 700 < published.flops / published.link_bandwidth < 12000, published.name
+        for rate in filter(None, (published.int8_ops, published.fp8_flops)):
+            assert 1.9 < rate / published.flops < 4.1, published.name
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
-from ltx2_cli.estimate.flops import phase_flops, roofline
+from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline
 from ltx2_cli.estimate.phases import (
     DECODE,
     LOOPS,
@@ -102,7 +102,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
         sending, times = _sending(plan, phase, forward), stage.steps if phase in LOOPS else 1
-        parts = roofline(flops, read, sending, rates) if rates else None
+        parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates) if rates else None
         if rates and parts:
             seconds[phase] = max(parts.values()) * times
             one = _expected(parts, over_least(rates, phase), forward)

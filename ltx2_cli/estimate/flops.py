@@ -88,6 +88,15 @@ def phase_flops(plan: Plan, phase: str) -> float:
     return _flops_of_all(plan, phase) / plan.sharding.mesh.size
 
 
+def compute_seconds(plan: Plan, phase: str, chip: Chip) -> float:
+    """The least seconds of a phase's arithmetic on one device, or of a step's in a denoising phase."""
+    if phase not in LOOPS:
+        return phase_flops(plan, phase) / chip.flops
+    stage = stage_of(plan, phase)
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+    return step.compute_seconds(stage.sharding, chip)
+
+
 def decoding_flops(plan: Plan) -> Streams[float]:
     """Operations of one device to decode all videos and audio of a run; audio is not split."""
     _, _, *size = plan.latent_shapes.video
@@ -118,10 +127,10 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
 
 
-def roofline(flops: float, bytes_read: float, sending: float, chip: Chip) -> dict[str, float]:
+def roofline(compute: float, bytes_read: float, sending: float, chip: Chip) -> dict[str, float]:
     """Seconds of each part of a device's work at the published rates. All parts may overlap: the longest is the lower
     bound."""
-    times = flops / chip.flops, bytes_read / chip.hbm_bandwidth, sending
+    times = compute, bytes_read / chip.hbm_bandwidth, sending
     return dict(zip(("compute", "memory", "communication"), times, strict=True))
 
 

@@ -28,7 +28,7 @@ class Linear(nnx.Module):
     def __init__(self, scope: Scope, d_in: int, d_out: int, axes: Axes, bias: bool = True):
         self.kernel = scope.matrix("weight", (d_out, d_in), axes[::-1])
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
-        self.axes, self.dtype = axes, jnp.dtype(scope.dtype)
+        self.axes = axes
 
     def prepare(self, x: Float[jax.Array, "*batch d_in"]) -> Matrix:
         """x in HBM as the product reads it, also that of other layers with this one's type of matrix."""
@@ -40,11 +40,11 @@ class Linear(nnx.Module):
     def __call__(self, x: Matrix) -> Float[jax.Array, "*batch d_out"]:
         kernel, plan = self.kernel.get_value(), active()
         if isinstance(x, QuantizedMatrix):
-            y = multiply(x, kernel, self.dtype)
+            y = multiply(x, kernel)
         elif plan and (axis := self._split_input()):
             y = _sum_over_parts(x, kernel, plan.mesh, axis, plan.weight(self.axes).spec[1])
         else:
-            y = multiply(self._rounded(x), kernel, x.dtype)
+            y = multiply(self._rounded(x), kernel)
         return y if self.bias is None else y + self.bias[...]
 
     def _rounded(self, x: jax.Array) -> Matrix:
@@ -53,7 +53,7 @@ class Linear(nnx.Module):
         if not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
             return x
         # Otherwise XLA splits the channels of the residual stream over devices, and gathers them for each product.
-        return quantize(constrain_last(x, self._input_axis()), kernel.type)
+        return _round(constrain_last(x, self._input_axis()), kernel)
 
     def _input_axis(self) -> str | None:
         """The mesh axis along which the input lies."""
@@ -69,9 +69,11 @@ class Linear(nnx.Module):
         return axis if parts > 1 and kernel.shape[-1] // parts % (kernel.group_size or 1) == 0 else None
 
 
-def multiply(x: Matrix, matrix: Matrix, dtype: jnp.dtype) -> Float[jax.Array, "*batch d_out"]:
-    """x·Wᵀ over the last axis in `dtype`: of values in eight bits where both have them, else in `dtype`. Scales are
-    applied to the result. Of x and W, what is not in eight bits is rotated as the other is."""
+def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
+    """x·Wᵀ over the last axis, in the dtype that x had before it was rounded: of values in eight bits where both have
+    them, else in that dtype. Scales are applied to the result. Of x and W, what is not in eight bits is rotated as the
+    other is."""
+    dtype = x.result if isinstance(x, QuantizedMatrix) else x.dtype
     if isinstance(matrix, QuantizedMatrix):
         if isinstance(x, QuantizedMatrix):
             total = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
@@ -82,6 +84,11 @@ def multiply(x: Matrix, matrix: Matrix, dtype: jnp.dtype) -> Float[jax.Array, "*
         y = _product(x.values.astype(dtype), rotate(matrix, x.group_size))
         return (y * x.scale[..., None]).astype(dtype)
     return _product(x, matrix)
+
+
+def _round(x: jax.Array, matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """x in the type of a matrix that it is multiplied with, each token with a scale of its own."""
+    return replace(quantize(x, matrix.type), result=x.dtype)
 
 
 def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) -> jax.Array:
@@ -96,7 +103,7 @@ def _sum_over_parts(x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str
     sent in x's dtype."""
 
     def part(x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
-        return multiply(quantize(x, matrix.type), matrix, x.dtype)[None]
+        return multiply(_round(x, matrix), matrix)[None]
 
     last = PartitionSpec(*[None] * (x.ndim - 1), axis)
     specs = last, replace(matrix, values=PartitionSpec(None, axis), scale=PartitionSpec())

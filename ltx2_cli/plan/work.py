@@ -16,7 +16,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.request.spec import DType, RunSpec
+from ltx2_cli.request.spec import ComputeType, DType, RunSpec, WeightType
 from ltx2_cli.units import Range
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
@@ -105,6 +105,7 @@ class Step(NamedTuple):
     videos: int
     contexts: int
     itemsize: int  # of activations, in bytes
+    eight_bits: tuple[WeightType, ...] = ()  # in which products of layers may be, int8 or fp8; none: as all others
 
     def rows(self, sharding: ShardingPlan) -> Rows:
         """Rows of the step. If each device holds all passes of its videos, the perturbed pass reuses the conditional
@@ -116,13 +117,19 @@ class Step(NamedTuple):
         cross_modal = in_layers - self.videos * layers * (Pass.ISOLATED in reused) if both else 0
         return Rows(self.videos, rows, in_layers, cross_modal, self.contexts)
 
-    def flops(self, sharding: ShardingPlan) -> float:
-        """Operations of one device. Mesh axes that only weights use divide the work evenly."""
+    def flops(self, sharding: ShardingPlan, cost: float = 1.0) -> float:
+        """Operations of one device, those of products with matrices of layers times `cost`. Mesh axes that only weights
+        use divide the work evenly."""
         named = dict(sharding.activations).values()
         others = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
         parts = sharding.parts("heads") * math.prod(others)
         here = self.rows(sharding).on_device(sharding), self.tokens.on_device(sharding)
-        return denoiser_flops(self.arch, self.tokens, *here) / parts
+        return denoiser_flops(self.arch, self.tokens, *here, cost=cost) / parts
+
+    def compute_seconds(self, sharding: ShardingPlan, rates: Chip) -> float:
+        """The least seconds of arithmetic on one device, at the published rates."""
+        fastest = max([rates.flops, *map(rates.rate, self.eight_bits)])
+        return self.flops(sharding, rates.flops / fastest) / rates.flops
 
     def sends(self, sharding: ShardingPlan) -> list[Sent]:
         """Collectives that depend on the split of rows and tokens. Self-attention trades tokens for heads, or gathers
@@ -151,7 +158,7 @@ class Step(NamedTuple):
         sending = self.sending(sharding)
         if rates is None or sending is None:
             return None
-        least = self.flops(sharding) / rates.flops
+        least = self.compute_seconds(sharding, rates)
         return Range(*(times * least + sending for times in over_least(rates)))
 
     def sending(self, sharding: ShardingPlan) -> float | None:
@@ -170,7 +177,9 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
-    return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize)
+    types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
+    eight_bits = types if spec.compute is ComputeType.full else ()
+    return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, eight_bits)
 
 
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
@@ -184,17 +193,20 @@ def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: Sha
     return text + 2 * arch.num_layers * channel * split
 
 
-def denoiser_flops(arch: TransformerArch, tokens: TokenCounts, rows: Rows, here: TokenCounts | None = None) -> float:
-    """Operations of one forward of both streams; `here`: the tokens of one device. Keys and values of the text count
+def denoiser_flops(
+    arch: TransformerArch, tokens: TokenCounts, rows: Rows, here: TokenCounts | None = None, cost: float = 1.0
+) -> float:
+    """Operations of one forward of both streams; `here`: the tokens of one device; `cost` multiplies those of products
+    with matrices of layers. Keys and values of the text count
     only if the noise level modulates them; otherwise they are computed once a stage."""
     here, count = here or tokens, rows._asdict()
     products = 0.0
     for (stream, kind), numbers in _denoiser_matrices(arch).items():
         if stream:
-            layers = arch.num_layers if kind in ("in_layers", "cross_modal") else 1
-            products += numbers // layers * count[kind] * getattr(here, stream)
+            layers, each = (arch.num_layers, cost) if kind in ("in_layers", "cross_modal") else (1, 1.0)
+            products += each * (numbers // layers) * count[kind] * getattr(here, stream)
         elif kind == "text" and any(stream.text_modulated for stream in arch.streams):
-            products += numbers * rows.contexts * tokens.text
+            products += cost * numbers * rows.contexts * tokens.text
         elif kind == "timestep":
             products += numbers
     video, audio = (stream.width for stream in arch.streams)

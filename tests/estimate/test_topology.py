@@ -69,4 +69,4 @@ def test_every_listed_slice_exists_with_its_chips():
 
 def test_roofline_gives_the_time_of_published_part():
     unit = Chip("unit", (), hbm_bytes=1.0, flops=100.0, hbm_bandwidth=10.0, link_bandwidth=2.0)
-    assert roofline(200, 5, 0.5, unit) == {"compute": 2.0, "memory": 0.5, "communication": 0.5}
+    assert roofline(2.0, 5, 0.5, unit) == {"compute": 2.0, "memory": 0.5, "communication": 0.5}

@@ -6,6 +6,7 @@ from functools import lru_cache
 import pytest
 
 from devices import DescribedDevice, cpu, tpus
+from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, decodes_beside, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
@@ -48,6 +49,23 @@ def test_bytes_sent_are_near_those_of_compiled_programs(
     step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
     assert stage.sharding.text == mesh
     assert sum(sent.bytes for sent in step.sends(stage.sharding)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "weights", "share"), [(V6E, "int8", 0.59), (V6E, "fp8", 1), (TPU7X, "fp8", 0.59), (TPU7X, "int8", 1)]
+)
+def test_products_in_eight_bits_take_half_the_time_where_the_chip_has_them(
+    devices: tuple[DescribedDevice, ...], weights: str, share: float
+) -> None:
+    """Attention takes as long as before."""
+    seconds = []
+    for compute in ("weights", "full"):
+        plan = planned(devices, weights=weights, compute=compute, **{"sharding.mesh.passes": 4})
+        (stage,) = plan.stages
+        step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+        rates = chip(devices[0].device_kind)
+        seconds.append(step.compute_seconds(stage.sharding, rates))
+    assert seconds[1] / seconds[0] == pytest.approx(share, rel=0.03)
 
 
 def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
