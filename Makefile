@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 # Without what they ask for: of NVIDIA's libraries, XLA's compiler needs cuDNN alone. That of GPUs has a folder of its own,
-# which only the tests look into: in the environment itself, jax would print an error wherever there is no GPU.
+# which the tests and `ltx2 plan` look into: in the environment itself, jax would print an error wherever there is no GPU.
 compilers: setup ## Install the compilers of TPUs and GPUs, for tests that need no such chip (1.6 GB)
 	$(BIN)/python -c '$(EXTRA)' tpu-compiler | $(INSTALL) --no-deps --requirement /dev/stdin
 	rm -rf $(VENV)/gpu-compiler

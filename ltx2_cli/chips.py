@@ -49,6 +49,11 @@ class Chip:
     int8_ops: float = 0.0  # a second, dense; 0: slower than bfloat16, or not published
     fp8_flops: float = 0.0  # the same of float8_e4m3fn
     keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out anew
+    # Of a GPU, for XLA's compiler.
+    compute_capability: str = ""  # such as 9.0; none for what is no GPU of NVIDIA
+    multiprocessors: int = 0
+    l2_bytes: int = 0
+    clock_ghz: float = 0.0  # the highest
 
     def rate(self, kind: str) -> float:
         """Operations a second of products in `int8`, `fp8` or another type, which is as fast as bfloat16."""
@@ -82,6 +87,10 @@ def _chip(row: dict[str, str]) -> Chip:
         block_sizes=tuple(BlockSizes(*map(int, sizes)) for sizes in pairs("block_sizes", "x")),
         compiler_options=tuple((key, value) for key, value in pairs("compiler_options", "=")),
         keeps_activations=bool(row["keeps_activations"]),
+        compute_capability=row["compute_capability"],
+        multiprocessors=int(row["multiprocessors"] or 0),
+        l2_bytes=int(row["l2_bytes"] or 0),
+        clock_ghz=float(row["clock_ghz"] or 0),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ltx2_cli.parallel.devices import find_gpu_compiler
 from xla_flags import QUICK, virtual_devices
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -32,7 +33,7 @@ os.environ["XLA_FLAGS"] = " ".join([QUICK, os.environ.get("XLA_FLAGS", ""), virt
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-sys.path.append(str(Path(sys.prefix) / "gpu-compiler"))  # as `make compilers` installs it
+find_gpu_compiler()
 
 # A shell that runs the tests in the background, or nohup, has them ignored; libtpu has it where nobody handles SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)

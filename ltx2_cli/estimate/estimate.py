@@ -36,6 +36,7 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Programs = Sequence[Compiled | CompileFailure]
 FORWARD = "forward"  # beginning of its programs' names
+ROOFLINE = "the roofline, below which no run is; no GPU has been measured, and nothing is autotuned here"
 PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 
@@ -82,6 +83,11 @@ class Estimate:
         """Seconds of all phases; None if the device's rates are unknown."""
         times = self.expected_phase_seconds.values()
         return Range(sum(time.low for time in times), sum(time.high for time in times)) if times else None
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the least is all that is known of its times: a GPU's compiler makes no schedule."""
+        return self.plan.sharding.mesh.devices.flat[0].platform == "gpu"
 
     @property
     def fits(self) -> bool:
@@ -219,7 +225,7 @@ def sharding_warnings(
 def record(estimate: Estimate) -> dict[str, Any]:
     """An estimate as JSON; null for unknown values. Values of a stage at the top level are the first stage's."""
     plan, seconds = estimate.plan, estimate.phase_seconds
-    spec, mesh, stages = plan.spec, plan.sharding.mesh, [_stage_record(plan, stage) for stage in estimate.stages]
+    spec, mesh, stages = plan.spec, plan.sharding.mesh, [_stage_record(estimate, stage) for stage in estimate.stages]
     return {
         "model": spec.model,
         "checkpoint": spec.checkpoint,
@@ -236,7 +242,8 @@ def record(estimate: Estimate) -> dict[str, Any]:
         "fits": estimate.fits,
         "seconds_per_clip": sum(seconds.values()) if seconds else None,
         "phase_seconds": seconds or None,
-        "expected_seconds_per_clip": estimate.expected_seconds,
+        "expected_seconds_per_clip": None if estimate.unmeasured else estimate.expected_seconds,
+        "roofline_alone": ROOFLINE if estimate.unmeasured else None,
         "assumptions": assumptions(plan),
         "programs": {
             program.name: {key: value for key, value in asdict(program).items() if key not in ("name", "text")}
@@ -248,8 +255,9 @@ def record(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
-    stage, forward, geometry, scale = estimate.stage, estimate.forward, estimate.stage.geometry, plan.arch.compression
+def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
+    plan, stage, forward = whole.plan, estimate.stage, estimate.forward
+    geometry, scale = stage.geometry, plan.arch.compression
     tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {
@@ -267,7 +275,7 @@ def _stage_record(plan: Plan, estimate: StageEstimate) -> dict[str, Any]:
         "collectives": [asdict(collective) for collective in forward.collectives] if forward else None,
         "compile_seconds": forward.compile_seconds if forward else None,
         "seconds_per_step": estimate.seconds_per_step,
-        "expected_seconds_per_step": estimate.expected_seconds,
+        "expected_seconds_per_step": None if whole.unmeasured else estimate.expected_seconds,
         "cycles": asdict(forward.cycles) if forward and forward.cycles else None,
         "roofline_seconds": estimate.roofline_seconds,
     }

@@ -1,4 +1,4 @@
-"""Descriptions of absent devices, such as a TPU slice; and the search for the fastest mesh of a plan."""
+"""Absent devices, of a TPU slice or a host with GPUs; and the search for the fastest mesh of a plan."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, compile_and_estimate, estimate_plan, forward_programs
+from ltx2_cli.estimate.gpus import gpu_names, gpus
 from ltx2_cli.parallel.devices import install_command
 from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.resolve import Plan, build_plan
@@ -35,12 +36,11 @@ _NAMED_DEVICES = 64  # that the largest of them has
 
 
 def topology(name: str) -> tuple[jax.Device, ...]:
-    """The devices of a TPU slice such as `v6e:2x4`, to compile for; needs no TPU. Raises `UsageError` if libtpu is not
-    installed or does not know the slice."""
-    tpus = [chip for chip in CHIPS if chip.topology]
+    """The devices of a TPU slice such as `v6e:2x4`, or GPUs such as `h100:8`, to compile for; needs none of them.
+    Raises `UsageError` if their compiler is not installed or does not know them."""
     if not _SLICE.fullmatch(name):
-        examples = ", ".join(f"--topology {chip.topology}" for chip in tpus)
-        raise UsageError(f"{name} is no TPU slice", f"for example: {examples}")
+        return gpus(name)
+    tpus = [chip for chip in CHIPS if chip.topology]
     try:
         return _devices(name)
     except jax.errors.JaxRuntimeError as error:
@@ -55,7 +55,9 @@ def topology(name: str) -> tuple[jax.Device, ...]:
 
 
 def slices(chip: Chip) -> list[str]:
-    """The slices of a TPU that libtpu knows, smallest first, up to 64 devices."""
+    """The slices of a TPU that libtpu knows, smallest first, up to 64 devices; or numbers of a GPU."""
+    if not chip.topology:
+        return gpu_names(chip)
     rank = chip.topology.partition(":")[2].count("x") + 1
     shapes = [(1,) * rank, *combinations_with_replacement(_SIDES, rank)]
     sizes: dict[str, int] = {}
@@ -102,7 +104,7 @@ class MeshSearch:
                     "phase_bytes": candidate.phase_bytes,
                     "sent_bytes": forward.sent_bytes if forward else None,
                     "seconds_per_step": candidate.stages[0].seconds_per_step if forward else None,
-                    "expected_seconds_per_step": candidate.stages[0].expected_seconds,
+                    "expected_seconds_per_step": None if candidate.unmeasured else candidate.stages[0].expected_seconds,
                     "compile_seconds": forward.compile_seconds if forward else None,
                 }
                 for candidate, forward in ((candidate, candidate.stages[0].forward) for candidate in self.tried)

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from glob import glob
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # importing jax takes long
     import jax
 
 TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+# A folder of its own: in the environment itself, jax would print an error at every start on a machine without a GPU.
+GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"
 PLANNABLE_FRACTION = 0.85  # of a device's memory that a plan may use; the rest is a reserve
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
@@ -42,6 +45,12 @@ def is_tpu_absent(platforms: str | None) -> bool:
     """Whether no platform is requested and there is no device file of a TPU. jax itself requests `tpu,cpu` for a TPU on
     the PCI bus."""
     return not (platforms or "JAX_FORCE_TPU_INIT" in os.environ or any(map(glob, TPU_DEVICES)))
+
+
+def find_gpu_compiler() -> None:
+    """Let jax find the GPUs' compiler where `make compilers` installs it. Call it before jax is imported, which looks
+    for cuDNN then."""
+    sys.path.append(str(GPU_COMPILER))
 
 
 def slice_index(device: "jax.Device") -> int:

@@ -12,7 +12,15 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
-from ltx2_cli.estimate.estimate import FORWARD, Estimate, assumptions, compile_and_estimate, forward_programs, record
+from ltx2_cli.estimate.estimate import (
+    FORWARD,
+    ROOFLINE,
+    Estimate,
+    assumptions,
+    compile_and_estimate,
+    forward_programs,
+    record,
+)
 from ltx2_cli.estimate.fit import Typed, check_estimate
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices
@@ -69,13 +77,14 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
     names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]
     for number, name in enumerate(names):
         yield from ("", f"one forward of a device{name}", *_forward(estimate, number))
-    if estimate.expected_seconds:
+    if estimate.expected_seconds and not estimate.unmeasured:
         yield from ("", "expected time, not measured on hardware")
         steps = zip(names, estimate.stages, strict=True)
         rows = [(f"  step{name}", stage.expected_seconds.text, "") for name, stage in steps if stage.expected_seconds]
         each = ", ".join(f"{phase} {time.text}" for phase, time in estimate.expected_phase_seconds.items())
         yield from columns([*rows, ("  clip", estimate.expected_seconds.text, each)], right=(1,))
-        yield from ("", "least time: no run is faster")
+    if estimate.expected_seconds:
+        yield from ("", f"least time: {ROOFLINE if estimate.unmeasured else 'no run is faster'}")
         rows = []
         for name, stage in zip(names, estimate.stages, strict=True):
             parts = (stage.roofline_seconds or {}).items()
@@ -92,7 +101,7 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
 
 def _memory(estimate: Estimate) -> Iterator[str]:
     limit = estimate.device_bytes
-    reserve = f" without {RESERVE_REMARK}" if estimate.plan.sharding.mesh.devices.flat[0].platform == "gpu" else ""
+    reserve = f" without {RESERVE_REMARK}" if estimate.unmeasured else ""
     yield "memory of a device" + ("" if math.isinf(limit) else f", of {quantity(int(limit))}{reserve}")
     rows = []
     for phase, memory in estimate.memory.items():
@@ -171,7 +180,7 @@ def search_lines(search: MeshSearch) -> Iterator[str]:
         if candidate.fits:
             sends = quantity(stage.forward.sent_bytes) if stage.forward else "not compiled"
             least = duration(stage.seconds_per_step) if stage.seconds_per_step and stage.forward else ""
-            expected = stage.expected_seconds.text if stage.expected_seconds else ""
+            expected = stage.expected_seconds.text if stage.expected_seconds and not candidate.unmeasured else ""
         needs = quantity(max(candidate.phase_bytes.values()))
         rows.append((f"  {candidate.plan.sharding.text}", needs, sends, least, expected))
     yield from columns(rows, right=(1, 2, 3, 4))

@@ -174,7 +174,7 @@ def test_help_of_plan_shows_its_own_options_and_examples(ltx2: Run):
     _, shown, _ = ltx2("plan", "--help")
     own = ("--topology", "--search", "--all", "--dump-hlo", "--json", "--model", "--sharding", "--height", "--set")
     assert [option for option in own if option not in shown] == []
-    assert shown.count("ltx2 plan --") == 5
+    assert shown.count("ltx2 plan --") == 6
     assert "3 it does not fit" in shown
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from compilers import needs_libtpu
+from compilers import needs_cuda, needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.estimate import offline
@@ -39,14 +39,18 @@ replicate_vae: true
 use_batched_text_encoder: true
 """
 CHIP = Chip("tiny", ("cpu",), hbm_bytes=160e6, flops=1e12, hbm_bandwidth=1e12, link_bandwidth=1e12)
-# As on a machine without libtpu, installed here or not.
-WITHOUT_LIBTPU = """
+# As on a machine without the compilers, installed here or not.
+WITHOUT_COMPILERS = """
 import os, sys
-sys.modules["libtpu"] = None
+sys.modules["libtpu"] = sys.modules["jax_plugins"] = None
 os.environ.pop("TPU_LIBRARY_PATH", None)
 from ltx2_cli.cli.app import main
 main()
 """
+GPU_CLIP = (  # compiles soonest
+    *("--dtype", "bfloat16", "--height", "64", "--width", "64", "--num-frames", "9"),
+    *("--guidance-scale", "1", "--audio-guidance-scale", "1", "--stg-scale", "0", "--audio-stg-scale", "0"),
+)
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -229,7 +233,7 @@ def test_search_compares_meshes_and_plans_the_best(plan: Run, monkeypatch: pytes
         (("--dump-hlo", "/proc/nowhere"), "cannot write into /proc/nowhere: No such file"),
         (("--sharding", "./keys.yaml"), "unknown key `sharding.mash`"),
         (("--sharding", "ironwod"), "unknown sharding profile `ironwod`; closest: `ironwood`"),
-        (("--topology", ""), " is no TPU slice"),
+        (("--topology", ""), " is no TPU slice and no GPU"),
         (("--set", "model=ltx3"), "unknown model `ltx3`; closest: `ltx2"),
         (("--set", "model=someone/model"), "someone/model is not on this machine"),
         (("--height", "100"), "height 100 is not a multiple of 32; nearest: --height 96 or 128"),
@@ -244,12 +248,19 @@ def test_wrong_input_is_an_error_with_exit_code_2(plan: Run, arguments: tuple[st
     assert "hint: " in err or "nearest: " in err
 
 
-def test_a_missing_libtpu_is_an_error_with_the_command_to_install_it() -> None:
-    command = [sys.executable, "-c", WITHOUT_LIBTPU, "plan", "--topology", "v6e:2x4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("name", "compiler", "command"),
+    [
+        ("v6e:2x4", "libtpu", "in a clone of ltx2: pip install -c constraints.txt '.[tpu]'"),
+        ("h100:8", "the GPUs' compiler", "in a clone of ltx2: make compilers"),
+    ],
+)
+def test_a_missing_compiler_is_an_error_with_the_command_to_install_it(name: str, compiler: str, command: str) -> None:
+    arguments = [sys.executable, "-c", WITHOUT_COMPILERS, "plan", "--topology", name]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "compiling for v6e:2x4 needs libtpu" in done.stderr
-    assert "hint: on Linux for x86-64, in a clone of ltx2: pip install -c constraints.txt '.[tpu]'" in done.stderr
+    assert f"compiling for {name} needs {compiler}" in done.stderr
+    assert f"hint: on Linux for x86-64, {command}" in done.stderr
 
 
 @needs_libtpu
@@ -278,6 +289,33 @@ def test_absent_slices_are_planned(plan: Run) -> None:
     sending = sum(each["seconds"] for each in said["collectives"])
     assert said["sent_seconds"] == said["roofline_seconds"]["communication"] == pytest.approx(sending)
     assert said["expected_seconds_per_step"] == pytest.approx([cycles["by_xla"] / cycles["hertz"] + sending] * 2)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("name", "kind", "count", "gigabytes"), [("h100:8", "NVIDIA H100", 8, 72), ("RTX-4090", "RTX 4090", 1, 21.6)]
+)
+def test_absent_gpus_are_planned(plan: Run, name: str, kind: str, count: int, gigabytes: float) -> None:
+    """Memory by the compiler, with cuDNN's attention; of the time the least alone."""
+    code, out, _ = plan("--topology", name, "--dump-hlo", "hlo", "--json", *GPU_CLIP)
+    assert code == 0
+    said = json.loads(out)
+    assert said["device"].endswith(kind)
+    assert (said["devices"], said["hbm_bytes"]) == (count, gigabytes * 1e9)
+    assert said["memory"]["peak_bytes"] > said["memory"]["arguments_bytes"] > 0
+    assert "__cudnn$fmhaSoftmax" in Path("hlo/forward.hlo").read_text()
+    assert said["seconds_per_step"] == max(said["roofline_seconds"].values()) > 0
+    assert (said["expected_seconds_per_step"], said["expected_seconds_per_clip"], said["cycles"]) == (None, None, None)
+    assert "no GPU has been measured" in said["roofline_alone"]
+    assert (said["sent_bytes"] > 0) == (count > 1)
+
+
+@needs_cuda
+def test_of_a_gpu_the_least_time_is_printed_alone() -> None:
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2"), topology("h100"))
+    page = "\n".join(estimate_lines(estimate_plan(plan)))
+    assert "least time: the roofline, below which no run is; no GPU has been measured" in page
+    assert "expected time" not in page
 
 
 def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,14 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from compilers import devices, needs_libtpu
+from compilers import needs_libtpu
 from ltx2_cli import chips, read_spec
 from ltx2_cli.chips import chip
 from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load, programs, run
 from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.estimate import offline
 from ltx2_cli.parallel import jit
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan
@@ -122,7 +123,7 @@ def test_a_forward_is_a_separate_program(checkpoint: Checkpoint) -> None:
 @needs_libtpu
 def test_the_compiler_of_a_chip_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_for(topology: str) -> None:
-        plan = ShardingPlan(Mesh(np.asarray(devices(topology)[:1]), ("device",)), (), ())
+        plan = ShardingPlan(Mesh(np.asarray(offline.topology(topology)[:1]), ("device",)), (), ())
         x = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16, sharding=plan.replicated)
         jitted(lambda x: x @ x, plan.replicated, plan).lower(x).compile()
 
@@ -141,7 +142,7 @@ def lowered_steps() -> Lowered:
     """The demo's steps for two by two devices of a TPU, whose tokens are traded for heads."""
     sharding = {"profile": "trillium", "mesh": {"passes": 1, "tokens": 2, "heads": 2}}
     asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
-    plan = plan_offline(read_spec(asked, width=64, height=64, num_frames=9), devices("v6e:2x2"))
+    plan = plan_offline(read_spec(asked, width=64, height=64, num_frames=9), offline.topology("v6e:2x2"))
     return stage_programs(plan, 0).steps.lower()
 
 

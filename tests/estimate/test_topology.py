@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from compilers import needs_libtpu
+from compilers import needs_cuda, needs_libtpu
 from ltx2_cli import read_spec
 from ltx2_cli.chips import CHIPS, Chip, chip
 from ltx2_cli.errors import UsageError
@@ -33,7 +33,7 @@ def test_slices_can_be_compiled_for(monkeypatch: pytest.MonkeyPatch):
 @needs_libtpu
 @pytest.mark.parametrize("name", ["v6e:3x5", "v6e", "v9:2x2", "tpu7x-8", ""])
 def test_an_impossible_slice_is_refused_with_possible_ones(name: str):
-    with pytest.raises(UsageError, match=f"knows no TPU slice {name}$|^{name} is no TPU slice$") as error:
+    with pytest.raises(UsageError, match=f"knows no TPU slice {name}$|^{name} is no TPU slice and no GPU") as error:
         topology(name)
     assert "tpu7x:2x2x1" in error.value.hint or "v6e:2x2, v6e:2x4" in error.value.hint
     assert ("v5p" in error.value.hint) == (name != "v6e:3x5")  # of a chip that it knows, that one's alone
@@ -58,6 +58,40 @@ def test_a_plan_says_where_a_clip_is_too_long_for_the_fused_kernel(name: str, ke
     assert plan.sharding.attention == kernel
     said = "\n".join(estimate_plan(plan).warnings)
     assert ("attention is computed by splash, which is slower: the fused kernel" in said) == (kernel == "splash")
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "RTX-4090:1"])
+def test_gpus_are_named_without_case_hyphens_and_spaces(name: str):
+    (device,) = topology(name)
+    assert (device.device_kind, device.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
+
+
+@needs_cuda
+def test_every_listed_gpu_exists_in_numbers():
+    for published in CHIPS:
+        if published.compute_capability:
+            sizes = [topology(name) for name in slices(published)]
+            assert [len(devices) for devices in sizes] == [1, 2, 4, 8]
+            assert {chip(device.device_kind) for device in sizes[-1]} == {published}
+    assert [len(topology(name)) for name in ("a100-40", "A100-80GB:16")] == [1, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "hint"),
+    [
+        ("4090", "4090 is no TPU slice and no GPU; closest: rtx4090", "h200"),
+        ("a100:8", "a100:8 is no TPU slice and no GPU; closest: a100-", "a100-40, a100-80"),
+        ("h100:2x4", "h100:2x4 is no TPU slice and no GPU; closest: h100", "h100"),
+        ("H100:0", "H100:0: a plan is for 1 to 16 GPUs", "nearest: --topology h100:1"),
+        ("h100:17", "h100:17: a plan is for 1 to 16 GPUs", "nearest: --topology h100:16"),
+    ],
+)
+def test_an_unknown_gpu_is_refused_with_the_nearest(name: str, sentence: str, hint: str):
+    with pytest.raises(UsageError) as error:
+        topology(name)
+    assert str(error.value).startswith(sentence)
+    assert hint in error.value.hint
 
 
 @needs_libtpu

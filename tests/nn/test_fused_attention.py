@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from compilers import devices, needs_libtpu
+from compilers import needs_libtpu
+from ltx2_cli.estimate import offline
 from ltx2_cli.nn.attention_cases import drawn, packed
 from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
 from ltx2_cli.parallel.constrain import activate
@@ -29,7 +30,7 @@ FUSED = AttentionBackend.fused
 def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool) -> None:
     """Rotated, gated, with perturbed rows, with the weight of a part and with weights of keys, at a length that is no
     multiple of a block. The grid says which of its axes the cores of a chip may share."""
-    mesh = Mesh(np.asarray(devices(topology)[:1]), ("device",))
+    mesh = Mesh(np.asarray(offline.topology(topology)[:1]), ("device",))
     case = drawn(300, 300, 256 // head_size, head_size, dtype, rows=2, perturbed=not in_part)
     alone = NamedSharding(mesh, PartitionSpec())
     key_weights = np.ones(300, np.float32) if head_size == 64 else None

@@ -18,11 +18,17 @@ class Plan(ClipOptions, WishOptions):
     ltx2 plan --model ltx2 --topology tpu7x:2x2x1 --height 768 --width 1280
     ltx2 plan --topology v6e:2x4 --sharding trillium --set sharding.mesh.heads=4
     ltx2 plan --topology v6e:2x4 --search
+    ltx2 plan --model ltx2.3 --topology h100:8
     ltx2 plan --config out/fox.yaml --json
     """
 
     topology: Annotated[
-        Text, option(PLAN, "TPU slice, e.g. v6e:2x4; default: the devices of this machine.", metavar="CHIP:SHAPE")
+        Text,
+        option(
+            PLAN,
+            "TPU slice or GPUs of one host, e.g. v6e:2x4, h100:8, rtx4090; default: the devices of this machine.",
+            metavar="CHIP[:SHAPE]",
+        ),
     ] = None
     search: Annotated[bool, option(PLAN, "Compare the meshes of the profile's axes first.")] = False
     everything: Annotated[bool, option(PLAN, "Compile every program, not one forward for each stage.", "--all")] = False
@@ -34,7 +40,11 @@ class Plan(ClipOptions, WishOptions):
         """Print the plan and its estimate."""
         from ltx2_cli.cli.command_line import command_line
         from ltx2_cli.cli.values import layers, overrides
+        from ltx2_cli.parallel.devices import find_gpu_compiler
         from ltx2_cli.runs.build_request import build_sized_request
+
+        if self.topology:
+            find_gpu_compiler()
 
         if self.dump_hlo:
             check_place(self.dump_hlo, "--dump-hlo", "FOLDER")
