@@ -47,14 +47,19 @@ def named_gpu(kind: str, fraction: float = DEFAULT_FRACTION) -> tuple[DescribedD
     return tuple(replace(device, device_kind=kind) for device in gpu(known.hbm_bytes / 1e9, fraction))
 
 
+INT8, FP8 = (("compute=full", f"weights={name}") for name in ("int8", "fp8"))
 MACHINES = (
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2)),
+    Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2), FP8),
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8)),
+    Machine("8 TPU v6e", tpus("TPU v6 lite", 8), INT8),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), ("sharding.mesh.heads=4",), " (1)"),
-    Machine("1 TPU v6e", tpus("TPU v6 lite", 1)),
+    Machine("8 TPU v5e", tpus("TPU v5 lite", 8), INT8),
+    Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
-    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), note=" (2)"),
-    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090")),
+    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (2)"),
+    Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (2)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (2)"),
     Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
 )
 
@@ -67,13 +72,14 @@ def request(model: str, settings: tuple[str, ...]) -> RunSpec:
 
 def fit_table() -> Iterator[str]:
     """The lines of the README's table, by the estimates that `ltx2` itself decides by."""
-    yield "| devices | usable | mesh | `ltx2` | `ltx2.3` |\n"
-    yield "|---|---|---|---|---|\n"
+    yield "| devices | usable | mesh | weights | `ltx2` | `ltx2.3` |\n"
+    yield "|---|---|---|---|---|---|\n"
     for machine in MACHINES:
         plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]
         estimates = [estimate_plan(plan) for plan in plans]
         mesh = " or ".join(dict.fromkeys(plan.sharding.text for plan in plans)) + machine.note
-        row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, *map(cell, estimates))
+        held = next((text.partition("=")[2] for text in machine.settings if text.startswith("weights=")), "bfloat16")
+        row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, held, *map(cell, estimates))
         yield f"| {' | '.join(row)} |\n"
 
 

@@ -111,7 +111,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates) if rates else None
         if rates and parts:
             seconds[phase] = max(parts.values()) * times
-            one = _expected(parts, over_least(rates, phase), forward)
+            one = _expected(parts, over_least(rates, plan.spec.compute, phase), forward)
             expected[phase] = Range(one.low * times, one.high * times)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))

@@ -219,7 +219,8 @@ CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler":
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))
 INPUT = "model.diffusion_model.patchify_proj.weight"  # a tensor of every denoiser
-NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*_embeddings_connector\.")  # tensors of other networks
+# tensors of other networks
+NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*(_embeddings_connector|text_embedding_projection)\.")
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
 LATER_VERSIONS = (2, 3)  # the first of them
 

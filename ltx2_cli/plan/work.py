@@ -47,6 +47,8 @@ OVER_LEAST: Mapping[str, Range] = {
     "decode": Range(3.5, 7.5),
 }
 ON_A_GPU = Range(1.25, 2.1)
+# With products in eight bits, by the schedules of LTX-2.3 at 768x512: v5e:2x4 1.4, tpu7x:2x2x1 2.0, v6e:2x4 2.3.
+IN_EIGHT_BITS = Range(1.4, 2.4)
 
 
 class Rows(NamedTuple):
@@ -105,7 +107,8 @@ class Step(NamedTuple):
     videos: int
     contexts: int
     itemsize: int  # of activations, in bytes
-    eight_bits: tuple[WeightType, ...] = ()  # in which products of layers may be, int8 or fp8; none: as all others
+    compute: ComputeType = ComputeType.weights  # full: products of layers are in one of `eight_bits`
+    eight_bits: tuple[WeightType, ...] = ()  # int8, fp8, or what is not known yet: either
 
     def rows(self, sharding: ShardingPlan) -> Rows:
         """Rows of the step. If each device holds all passes of its videos, the perturbed pass reuses the conditional
@@ -128,7 +131,8 @@ class Step(NamedTuple):
 
     def compute_seconds(self, sharding: ShardingPlan, rates: Chip) -> float:
         """The least seconds of arithmetic on one device, at the published rates."""
-        fastest = max([rates.flops, *map(rates.rate, self.eight_bits)])
+        full = self.compute is ComputeType.full
+        fastest = max([rates.flops, *map(rates.rate, self.eight_bits if full else ())])
         return self.flops(sharding, rates.flops / fastest) / rates.flops
 
     def sends(self, sharding: ShardingPlan) -> list[Sent]:
@@ -159,7 +163,7 @@ class Step(NamedTuple):
         if rates is None or sending is None:
             return None
         least = self.compute_seconds(sharding, rates)
-        return Range(*(times * least + sending for times in over_least(rates)))
+        return Range(*(times * least + sending for times in over_least(rates, self.compute)))
 
     def sending(self, sharding: ShardingPlan) -> float | None:
         """Seconds of all collectives at the published rates of links; None if they are unknown."""
@@ -167,8 +171,10 @@ class Step(NamedTuple):
         return None if None in times else sum(filter(None, times))
 
 
-def over_least(chip: Chip, phase: str = DENOISING) -> Range:
+def over_least(chip: Chip, compute: ComputeType, phase: str = DENOISING) -> Range:
     """Expected time of a phase on a chip, in multiples of its lower bound."""
+    if compute is ComputeType.full and phase not in OVER_LEAST.keys() - {DENOISING}:
+        return IN_EIGHT_BITS
     return OVER_LEAST.get(phase, OVER_LEAST[DENOISING]) if chip.torus else ON_A_GPU
 
 
@@ -178,8 +184,7 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
     types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
-    eight_bits = types if spec.compute is ComputeType.full else ()
-    return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, eight_bits)
+    return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, spec.compute, types)
 
 
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:

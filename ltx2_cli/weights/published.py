@@ -78,7 +78,8 @@ class CatalogEntry:
         return (self.name.split("/", 2)[2],)
 
 
-# The 4-bit files of both model versions and the packs of LTX-2.5 are left out: nothing here can run them.
+# The 4-bit files of both model versions are left out, since their sizes are not known, and the packs of LTX-2.5, which
+# nothing here can run.
 with Path(__file__).with_name("catalog.csv").open(encoding="utf-8") as table:
     CATALOG = tuple(
         CatalogEntry(kind, name, version, recipe, form, round(float(size.strip("~"))), "~" not in size, bool(gated))
