@@ -4,6 +4,7 @@ another way, else a smaller clip, else the demo. Every alternative is planned be
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
@@ -87,7 +88,7 @@ class Request:
     product: Product = Product.clips
     skipped: frozenset[str] = frozenset()  # phases that the command does not run
     fixed: Callable[[str], bool] = frozenset[str]().__contains__  # dotted keys that it cannot change
-    on_slice: bool = False  # the devices are those of a described TPU slice: another may be named
+    on_slice: bool = False  # the devices are those of a described TPU slice or host: another may be named
     corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
 
     def plan(self) -> Plan:
@@ -270,7 +271,8 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
         has = f"this machine has {limit} for each of its devices"
     elif device.platform == "gpu":
         taken = available.limit / (1 - RESERVE) / available.total
-        has += f", the {taken:.0%} of its {total} that jax takes without {RESERVE_REMARK}"
+        part = f" of its {total}" if request.on_slice else f", the {taken:.0%} of its {total} that jax takes"
+        has += f"{part} without {RESERVE_REMARK}"
     needs = f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
     if memory.peak == int(available.limit) + 1:  # stands for a size that the compiler did not state
         needs = f"to {phase} takes more"
@@ -318,7 +320,8 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
 
 
 def _larger_slice(search: Suggestions) -> Alternative | None:
-    """The same request on the smallest larger TPU slice that it fits, if the devices are those of a slice."""
+    """The same request on the smallest larger TPU slice or number of GPUs that it fits, in the profile's mesh or
+    another one; if the devices are described."""
     request, sharding = search.request, search.plan.spec.sharding
     known = chip(request.devices[0].device_kind) if request.on_slice else None
     auto = sharding if sharding.mesh else replace(sharding, profile=AUTO)
@@ -326,8 +329,14 @@ def _larger_slice(search: Suggestions) -> Alternative | None:
         devices = topology(name)
         alternative = Alternative({"sharding": auto}, {"topology": name})
         larger = Suggestions(replace(request, devices=devices), search.plan)
-        if len(devices) > len(request.devices) and larger.fits(alternative):
+        if len(devices) <= len(request.devices):
+            continue
+        if larger.fits(alternative):
             return alternative
+        with suppress(UsageError):  # the profile's mesh does not divide the request
+            there = Suggestions(larger.request, larger.altered(alternative))
+            if mesh := next(filter(there.fits, islice(there.meshes(Alternative()), MOST_MESHES)), None):
+                return alternative.also(mesh)
     return None
 
 

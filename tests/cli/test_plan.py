@@ -318,6 +318,18 @@ def test_of_a_gpu_the_least_time_is_printed_alone() -> None:
     assert "expected time" not in page
 
 
+@needs_cuda
+def test_a_plan_that_does_not_fit_a_gpu_names_more_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of them split the weights: in a mesh that the profile would not take by itself."""
+    code = run_program(monkeypatch, "plan", "--model", "ltx2.3", "--topology", "rtx4090")
+    assert code == 3
+    said = capsys.readouterr().err
+    assert "a NVIDIA GeForce RTX 4090 has 21.6 GB of its 24.0 GB without 10% kept for cuDNN" in said
+    assert "or more chips: ltx2 plan --model ltx2.3 --topology rtx4090:2 --set sharding.mesh.heads=2\n" in said
+
+
 def test_cycles_are_printed_by_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds of a million cycles in all, where a chip at its rate takes one."""
     plan = plan_offline(read_spec(prompt="rain", model="ltx2", sharding="single"), jax.devices())
