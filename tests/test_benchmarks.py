@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plans
+from benchmarks import accuracy, plans
 from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
@@ -106,3 +106,12 @@ def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:
         assert min(float(ours), float(theirs)) > 0
         assert share.endswith("%")
         assert float(ratio) == pytest.approx(float(ours) / float(theirs), rel=0.05, abs=0.01)
+
+
+def test_every_way_of_eight_bits_has_its_accuracy() -> None:
+    """And the figures are those of the script's own columns: a row with fewer would be of an earlier one."""
+    lines = accuracy.RESULTS.read_text().splitlines()
+    assert accuracy.HEADER.splitlines() == lines[: len(accuracy.HEADER.splitlines())]
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| int8", "| fp8"))]
+    assert [" | ".join(row[:2]) for row in rows] == list(accuracy.WAYS)
+    assert {len(row) for row in rows} == {7}

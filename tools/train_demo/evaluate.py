@@ -28,15 +28,21 @@ OPEN = frozenset(("colour", "shape", "place"))  # what a caption that does not s
 BOTH = ("video", "audio")
 SCALES = {f"scale {scale}": {f"guidance.{each}.guidance_scale": float(scale) for each in BOTH} for scale in (1, 3, 6)}
 SHORT = "short prompts"
+HALF = {"dtype": "bfloat16", "text_encoder_dtype": "bfloat16"}
 VARIANTS: dict[str, Mapping[str, object]] = {
     "as it comes": {},
     **SCALES,
     "without STG": {f"guidance.{each}.stg_scale": 0.0 for each in BOTH},
     "without modality guidance": {f"guidance.{each}.modality_scale": 1.0 for each in BOTH},
-    "bfloat16": {"dtype": "bfloat16", "text_encoder_dtype": "bfloat16"},
+    "bfloat16": HALF,
     "unrolled": {"scan_layers": False},
     "two stages": {"recipe": "two_stage"},
     SHORT: {},
+}
+EIGHT_BITS = {  # their figures are in benchmarks/accuracy.md
+    f"{weights} {compute}": {**HALF, "weights": weights, "compute": compute}
+    for weights in ("int8", "fp8")
+    for compute in ("weights", "full")
 }
 ELSEWHERE = {"eight devices": {"sharding": "trillium"}}  # for machines that have so many
 
@@ -76,9 +82,9 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
 def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
-    variants: Annotated[str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *ELSEWHERE, *GIVEN])}.")] = "; ".join(
-        VARIANTS
-    ),
+    variants: Annotated[
+        str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *ELSEWHERE, *GIVEN])}.")
+    ] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
     files = sorted(as_path(checkpoint).rglob("*.safetensors"))
@@ -92,7 +98,7 @@ def shown_of(name: str, count: int, checkpoint: str) -> dict[str, float]:
     """Of so many clips that are asked for in this way the share that shows each attribute of its prompt, and how wide
     edges are."""
     scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
-    request = {"checkpoint": checkpoint, **(VARIANTS | ELSEWHERE)[name]}
+    request = {"checkpoint": checkpoint, **(VARIANTS | EIGHT_BITS | ELSEWHERE)[name]}
     seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
     return shares(scenes, seen, [OPEN - caption.stated for caption in captions]) | edge_of(seen)
 
