@@ -174,7 +174,8 @@ def _others(programs: Iterable[Compiled]) -> Iterator[str]:
 def search_lines(search: MeshSearch) -> Iterator[str]:
     """Each mesh that was tried, the chosen one, and the reason."""
     yield f"meshes, the cheapest first; {search.seconds:.0f} s"
-    rows = [("  mesh", "a device needs", "sends", "least step", "expected")]
+    heading = "" if any(candidate.unmeasured for candidate in search.tried) else "expected"
+    rows = [("  mesh", "a device needs", "sends", "least step", heading)]
     for candidate in search.tried:
         stage, sends, least, expected = candidate.stages[0], "does not fit", "", ""
         if candidate.fits:
