@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.models.networks import EIGHT_BITS, Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.recipe import (
     DISTILLED,
@@ -26,6 +27,7 @@ from ltx2_cli.weights.checkpoint import AGAIN, read_json
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
+from ltx2_cli.weights.tensors import MatrixType
 
 MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 
@@ -107,9 +109,19 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
 def checkpoint_warnings(
     spec: RunSpec, checkpoint: Checkpoint, networks: Networks, stages: Sequence[Stage]
 ) -> Iterator[str]:
-    """Sentences about a clip unlike those of the training, and about matrices that are rounded."""
+    """Sentences about a clip unlike those of the training, about matrices that are rounded, and about products that the
+    devices only emulate."""
     yield from _untrained(spec, checkpoint, stages)
     yield from _rounded(spec, checkpoint, networks)
+    yield from _emulated(checkpoint.matrices(spec).transformer, stages)
+
+
+def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:
+    known = chip(stages[0].sharding.mesh.devices.flat[0].device_kind) if stages else None
+    if known and kind and kind.rounds_input and known.rate(kind.name) == known.flops:
+        better = [typed("weights", name) for name in EIGHT_BITS if known.rate(name) > known.flops]
+        better.append(typed("compute", "weights"))
+        yield f"a {known.name} emulates products of {kind.name}, slower than those of bfloat16: {', or '.join(better)}"
 
 
 def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:

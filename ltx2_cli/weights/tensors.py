@@ -31,10 +31,14 @@ class MatrixType(NamedTuple):
     group_size: int = 0  # input channels that ConvRot rotates together, a power of 4; 0: none
     rounds_input: bool = False  # whether products round the input to `dtype` too, with a scale for each token
 
+    @property
+    def name(self) -> str:
+        """`int8` or `fp8`."""
+        return "fp8" if self.dtype == ml_dtypes.float8_e4m3fn else self.dtype.name
+
     def __str__(self) -> str:
-        name = "fp8" if self.dtype == ml_dtypes.float8_e4m3fn else self.dtype.name
         rotated = f" with ConvRot in groups of {self.group_size}" if self.group_size else ""
-        return f"{name}{rotated}, multiplied in eight bits," if self.rounds_input else name + rotated
+        return f"{self.name}{rotated}, multiplied in eight bits," if self.rounds_input else self.name + rotated
 
 
 @dataclass(frozen=True)

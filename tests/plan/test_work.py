@@ -68,6 +68,24 @@ def test_products_in_eight_bits_take_half_the_time_where_the_chip_has_them(
     assert seconds[1] / seconds[0] == pytest.approx(share, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("devices", "weights", "said"),
+    [
+        (
+            V6E,
+            "fp8",
+            "a v6e emulates products of fp8, slower than those of bfloat16: --weights int8, or --compute",
+        ),
+        (V6E, "int8", ""),
+        (TPU7X, "int8", "a tpu7x emulates products of int8, slower than those of bfloat16: --weights fp8, or"),
+    ],
+)
+def test_emulated_products_are_said(devices: tuple[DescribedDevice, ...], weights: str, said: str) -> None:
+    warnings = [text for text in planned(devices, weights=weights, compute="full").warnings if "emulates" in text]
+    assert len(warnings) == bool(said)
+    assert "".join(warnings).startswith(said)
+
+
 def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
     """Heads are pairs of neighbours, with one link of 100 GB/s; tokens lie along four chips in a line, and half of each
     one's part crosses its middle link."""
