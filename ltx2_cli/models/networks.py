@@ -95,6 +95,9 @@ class Matrices(NamedTuple):
     transformer: MatrixType | None = None
 
 
+WIDE = Matrices()
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint before a weight is read: the description of its networks, and where their tensors lie."""
@@ -107,7 +110,7 @@ class Checkpoint:
     def networks(self, spec: RunSpec) -> Networks:
         """The networks that a run uses, without their weights, as the request wants them; no autoencoder's encoder.
         Built once for requests that want the same: nobody may change them."""
-        return _run_networks(self.arch, self.matrices(spec), *network_options(spec))
+        return _run_networks(self.arch, *network_options(spec), self.matrices(spec))
 
     def matrices(self, spec: RunSpec) -> Matrices:
         """The types of matrices of a request: asked for, or as they are stored where that is in eight bits."""
@@ -130,8 +133,8 @@ class Checkpoint:
 
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:
-    """What a request says of its networks besides their files and matrices: what `abstract_networks` takes after
-    these."""
+    """What a request says of its networks besides their files and matrices: what `abstract_networks` takes after the
+    description."""
     return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
 
@@ -158,12 +161,12 @@ def _run_networks(*options: Any) -> Networks:
 
 def abstract_networks(
     arch: Arch,
-    matrices: Matrices,
     dtype: DType,
     text_encoder_dtype: DType,
     scan_layers: bool = True,
     clamp_vocoder: bool = True,
     running: Streams[bool] = BOTH,
+    matrices: Matrices = WIDE,
 ) -> Networks:
     """The networks that `arch` describes, without their weights; of the denoiser the streams that are `running`."""
     scope = Scope(dtype.value)

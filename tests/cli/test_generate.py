@@ -364,7 +364,10 @@ def test_several_videos_print_several_lines(ltx2: Run):
         ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`, `ltx2.3`"),
         ("--recipe destilled", "error: unknown recipe `destilled`; closest: `distilled`\nhint: known: `distilled`"),
         ("--set sigmas=[1]", "error: sigmas [1.0] do not fall from at most 1 to 0; for example: --set 'sigmas=[1, 0"),
-        ("--set heigth=3", "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: `ltx2 config"),
+        (
+            "--set heigth=3",
+            "error: --set 'heigth=3': unknown key `heigth`; closest: `height`\nhint: or: `weights`",
+        ),
         ("--stg-blocks a,b", "error: stg_blocks 'a,b' is not a list of blocks\nhint: for example: --stg-blocks"),
         ("-o clip.avi", "error: output 'clip.avi' is not an mp4"),
         ("--hieght 3", "error: No such option: --hieght (Possible options: --height"),

@@ -13,7 +13,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import Matrices, Networks, abstract_networks
+from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.declare import Scope, Shape
@@ -46,7 +46,7 @@ PREFIXES = ("diffusion_model.", "model.diffusion_model.", "", "base_model.model.
 @pytest.fixture(scope="module")
 def models() -> dict[str, Networks]:
     """Both model versions without weights."""
-    tiny = abstract_networks(ARCH, Matrices(), DType.bfloat16, DType.float32)
+    tiny = abstract_networks(ARCH, DType.bfloat16, DType.float32)
     scope = Scope("bfloat16")
     return {
         name: tiny._replace(
