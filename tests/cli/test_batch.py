@@ -249,7 +249,7 @@ def test_a_broken_line_is_named_and_the_others_are_jobs(dry: Run) -> None:
     code, clips, err = dry(["rain", {"prompt": "x", "heigth": 3}, '{"a"', {"compile_cache": "x"}], "-o", "{line}.mp4")
     assert (code, clips) == (5, ["1.mp4"])
     assert "error: 3 failed, 1 to do; line 2: unknown key `heigth`; closest: `height`\n" in err
-    assert "line 3: this is no JSON object: Expecting ':' delimiter\nhint: `ltx2 config show`" in err
+    assert "line 3: this is no JSON object: Expecting ':' delimiter\nhint: or: `weights`; `ltx2 config show`" in err
     assert "   4  failed        `compile_cache` is not taken from a job: programs are code" in err
 
 

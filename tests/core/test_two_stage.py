@@ -41,7 +41,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import declared, weights
 from parity import randomise, relative_error
-from tiny import draw_noise
+from tiny import draw_noise, tiny_pipeline
 
 SMALL = ALL_ON
 LARGE = ALL_ON._replace(size=Size(17, 128, 192, 24.0))
@@ -325,6 +325,34 @@ def test_loras_with_a_common_target_add_up_in_the_second_stage(
     for one, other, without in zip(latents_of(shared, first), latents_of(apart, first), both, strict=True):
         assert np.linalg.norm(one - other) <= 2e-6 * np.linalg.norm(other)
         assert np.linalg.norm(one - without) > 0.01 * np.linalg.norm(without)
+
+
+def test_a_bfloat16_weight_with_loras_of_both_stages_is_rounded_twice(folder: Path, tmp_path: Path) -> None:
+    """Within one unit in the last place of rounding once, at the larger of the first stage's weight and the result."""
+    halved = Checkpoint(tmp_path / "model", tiny_pipeline(tmp_path / "model", halved=["transformer"]))
+    ranks = {name: rank for name, rank in DIFFUSERS.items() if name.startswith("transformer.")}
+    common = str(write_lora(tmp_path / "common.safetensors", halved.pipeline, ranks, 4))
+    own = str(folder / "distilled.safetensors")
+    twice = asked(halved, folder, lora=[common], dtype="bfloat16")
+    once = asked(halved, folder, dtype="bfloat16", **{"second_stage.lora": [own, common]})
+    loads = ((twice, DENOISER), (twice, STAGE2_DENOISER), (once, STAGE2_DENOISER))
+    begun, refined, wanted = (loaded_weights(plan, name) for plan, name in loads)
+    both = twice.lora_deltas[DENOISER].keys() & twice.lora_deltas[STAGE2_DENOISER].keys()
+    differing = 0
+    for number, weight in enumerate(weights(twice.networks.transformer)):
+        error = np.abs(refined[number] - wanted[number])
+        if any(name in both for name, _ in weight.tensors()):
+            largest = np.maximum(np.abs(begun[number]), np.maximum(np.abs(refined[number]), np.abs(wanted[number])))
+            assert (error <= 2.0**-7 * 2.0 ** np.floor(np.log2(largest))).all()
+            differing += np.count_nonzero(error)
+        else:
+            assert not error.any(), weight.source
+    assert differing
+
+
+def loaded_weights(plan: Plan, name: str) -> list[np.ndarray]:
+    with Components(plan).use(name, Report()) as loaded:
+        return [np.asarray(value, np.float32) for value in jax.tree.leaves(loaded)]
 
 
 def test_the_merged_denoiser_has_the_shapes_of_its_programs(checkpoint: Checkpoint, folder: Path) -> None:
