@@ -46,6 +46,7 @@ class Chip:
     # For programs of products. With more VMEM for one operation than libtpu's 32 MiB, products read their operands less
     # often, and sum over all inputs at once.
     compiler_options: tuple[tuple[str, str], ...] = ()
+    # The two rates of eight bits are from memory of the same pages, which were not read for them.
     int8_ops: float = 0.0  # a second, dense; 0: slower than bfloat16, or not published
     fp8_flops: float = 0.0  # the same of float8_e4m3fn
     keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out anew

@@ -118,7 +118,7 @@ class TextConnectors(nnx.Module):
     """The text encoder's hidden states to both streams: projected features, then each stream's connector."""
 
     def __init__(self, scope: Scope, arch: ConnectorsArch):
-        self.project = TextProjection(scope.in_full, arch)
+        self.project = TextProjection(scope.unquantized, arch)
         rope = arch.connector_rope_base_seq_len, arch.rope_theta
         self.video = Connector(scope / "video_connector", arch.connectors.video, *rope)
         self.audio = Connector(scope / "audio_connector", arch.connectors.audio, *rope)

@@ -99,8 +99,8 @@ class Transformer(nnx.Module):
     `running` has neither weights nor tokens; the other runs as in an isolated pass."""
 
     def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True, running: Streams[bool] = BOTH):
-        self.video = StreamIO(scope.in_full, arch.streams.video) if running.video else None
-        self.audio = StreamIO(scope.in_full, arch.streams.audio) if running.audio else None
+        self.video = StreamIO(scope.unquantized, arch.streams.video) if running.video else None
+        self.audio = StreamIO(scope.unquantized, arch.streams.audio) if running.audio else None
         self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch, running)
         self.arch, self.scan_layers = arch, scan_layers
 

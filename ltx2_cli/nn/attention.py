@@ -23,7 +23,7 @@ from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.quantized_matrix import Matrix
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
 NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
@@ -62,16 +62,16 @@ class Attention(nnx.Module):
         self.to_out = Linear(scope / "to_out" / 0, inner, dim, (self.out_axis, "embed"))
         self.norm_q = (scope / "norm_q").weight("weight", (inner,), ("heads",))
         self.norm_k = (scope / "norm_k").weight("weight", (inner,), ("heads",))
-        self.gate = Linear(scope.in_full / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
+        self.gate = Linear(scope.unquantized / "to_gate_logits", dim, heads, ("embed", None)) if gated else None
         self.heads = heads
 
-    def keys_values(self, context: Matrix) -> KeysValues:
+    def keys_values(self, context: Float[jax.Array, "rows tokens context_dim"] | QuantizedMatrix) -> KeysValues:
         """Keys and values of `context` [rows, tokens, context_dim]."""
         return KeysValues(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]), self.to_v(context))
 
     def __call__(
         self,
-        x: Matrix,
+        x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix,
         context: KeysValues,
         axes: TokenAxes = UNSPLIT,
         ropes: tuple[PreparedRope, PreparedRope] | None = None,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from ltx2_cli.parallel.constrain import active, constrain_last, device
+from ltx2_cli.parallel.constrain import active, device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
 from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate
 
@@ -32,17 +32,14 @@ class Linear(nnx.Module):
 
     def prepare(self, x: Float[jax.Array, "*batch d_in"]) -> Matrix:
         """x in HBM as the product reads it, also that of other layers with this one's type of matrix."""
-        written = materialize(x if self._split_input() else self._rounded(x))
-        if isinstance(written, QuantizedMatrix):
-            return replace(written, values=constrain_last(written.values, self._input_axis()))
-        return written
+        return materialize(x if self._split_input() else self._rounded(x))
 
-    def __call__(self, x: Matrix) -> Float[jax.Array, "*batch d_out"]:
+    def __call__(self, x: Float[jax.Array, "*batch d_in"] | QuantizedMatrix) -> Float[jax.Array, "*batch d_out"]:
         kernel, plan = self.kernel.get_value(), active()
         if isinstance(x, QuantizedMatrix):
             y = multiply(x, kernel)
         elif plan and (axis := self._split_input()):
-            y = _sum_over_parts(x, kernel, plan.mesh, axis, plan.weight(self.axes).spec[1])
+            y = _sum_over_parts(x, kernel, plan.mesh, axis)
         else:
             y = multiply(self._rounded(x), kernel)
         return y if self.bias is None else y + self.bias[...]
@@ -50,22 +47,15 @@ class Linear(nnx.Module):
     def _rounded(self, x: jax.Array) -> Matrix:
         """x in eight bits if the product is of these."""
         kernel = self.kernel.get_value()
-        if not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
-            return x
-        # Otherwise XLA splits the channels of the residual stream over devices, and gathers them for each product.
-        return _round(constrain_last(x, self._input_axis()), kernel)
-
-    def _input_axis(self) -> str | None:
-        """The mesh axis along which the input lies."""
-        plan = active()
-        return plan.weight(self.axes).spec[0] if plan else None
+        return _round(x, kernel) if isinstance(kernel, QuantizedMatrix) and kernel.rounds_input else x
 
     def _split_input(self) -> str | None:
         """The mesh axis along which devices hold parts of the input, if each rounds its own."""
-        plan, kernel, axis = active(), self.kernel.get_value(), self._input_axis()
-        if plan is None or axis is None or not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
+        plan, kernel = active(), self.kernel.get_value()
+        if plan is None or not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
             return None
-        parts = plan.mesh.shape[axis]
+        axis: str | None = plan.weight(self.axes).spec[0]
+        parts = 1 if axis is None else plan.mesh.shape[axis]
         return axis if parts > 1 and kernel.shape[-1] // parts % (kernel.group_size or 1) == 0 else None
 
 
@@ -73,7 +63,7 @@ def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
     """x·Wᵀ over the last axis, in the dtype that x had before it was rounded: of values in eight bits where both have
     them, else in that dtype. Scales are applied to the result. Of x and W, what is not in eight bits is rotated as the
     other is."""
-    dtype = x.result if isinstance(x, QuantizedMatrix) else x.dtype
+    dtype = x.result_dtype if isinstance(x, QuantizedMatrix) else x.dtype
     if isinstance(matrix, QuantizedMatrix):
         if isinstance(x, QuantizedMatrix):
             total = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
@@ -88,7 +78,7 @@ def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
 
 def _round(x: jax.Array, matrix: QuantizedMatrix) -> QuantizedMatrix:
     """x in the type of a matrix that it is multiplied with, each token with a scale of its own."""
-    return replace(quantize(x, matrix.type), result=x.dtype)
+    return replace(quantize(x, matrix.type), result_dtype=x.dtype)
 
 
 def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) -> jax.Array:
@@ -98,7 +88,7 @@ def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) ->
     return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype), preferred_element_type=total)
 
 
-def _sum_over_parts(x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str, out_axis: str | None) -> jax.Array:
+def _sum_over_parts(x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str) -> jax.Array:
     """The product of inputs that lie along a mesh axis: each device rounds its part of a token by itself, and sums are
     sent in x's dtype."""
 
@@ -108,7 +98,7 @@ def _sum_over_parts(x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str
     last = PartitionSpec(*[None] * (x.ndim - 1), axis)
     specs = last, replace(matrix, values=PartitionSpec(None, axis), scale=PartitionSpec())
     along = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axis), axis_names={axis})
-    return constrain_last(jax.lax.reduce(along(x, matrix), np.zeros((), x.dtype), jax.lax.add, (0,)), out_axis)
+    return jax.lax.reduce(along(x, matrix), np.zeros((), x.dtype), jax.lax.add, (0,))
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ltx2_cli.parallel.mesh import ShardingPlan
 
@@ -41,15 +41,6 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     if plan is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, plan.activation(axes, x.shape)))
-
-
-def constrain_last(x: jax.Array, mesh_axis: str | None) -> jax.Array:
-    """`x` with its last axis along a mesh axis of the active plan, or whole, and the others as XLA lays them out."""
-    plan = _active.get()
-    if plan is None:
-        return x
-    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1), mesh_axis)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(plan.mesh, spec))
 
 
 def constrain_and_keep_row_major(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.weights.gguf_files import MAGIC, SUFFIX, read_gguf
-from ltx2_cli.weights.quantized import KNOWN, decode, find_quantized, row_scales
+from ltx2_cli.weights.quantized_files import KNOWN, decode, find_quantized, row_scales
 from ltx2_cli.weights.tensors import LOST, MatrixType, Tensor
 
 MAX_JSON = 64_000_000  # bytes of a config or an index

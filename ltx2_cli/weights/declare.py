@@ -99,7 +99,7 @@ class Scope:
         return weight.with_value(abstract_matrix(weight.shape, self.matrices))
 
     @property
-    def in_full(self) -> "Scope":
+    def unquantized(self) -> "Scope":
         """The scope whose matrices are not in eight bits."""
         return replace(self, matrices=None)
 

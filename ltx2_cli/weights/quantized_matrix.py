@@ -29,7 +29,7 @@ class QuantizedMatrix:
     scale: Any  # float32 [..., out]
     group_size: int = field(default=0, metadata={"static": True})
     rounds_input: bool = field(default=False, metadata={"static": True})
-    result: np.dtype | None = field(default=None, metadata={"static": True})  # of products with it; None: a weight
+    result_dtype: np.dtype | None = field(default=None, metadata={"static": True})  # of its products; None: a weight
 
     @property
     def shape(self) -> tuple[int, ...]:

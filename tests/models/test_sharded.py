@@ -23,7 +23,9 @@ from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.request.profiles import read_sharding
 from ltx2_cli.request.spec import AttentionBackend, Streams
-from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
+from ltx2_cli.weights.declare import Scope, Weight, is_weight, map_weights, weights
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, places, quantize
+from ltx2_cli.weights.tensors import MatrixType
 from model_versions import LTX2, LTX2_3
 from tools.train_demo.arch import TEXT_CONFIG
 from tools.weights import random_weights
@@ -49,6 +51,7 @@ GATED = {"gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "
 LATER = EARLIER | GATED | {"use_prompt_embeddings": False}
 CONFIGS = {"2.0": EARLIER, "2.3": LATER}
 ROWS = 2
+INT8 = MatrixType(np.dtype(np.int8), rounds_input=True)
 TEXT_KEYS = {("all-reduce", ("heads",)): 2}  # their mean squares, where the noise level modulates the text
 # Of the video's self-attention: queries, keys, values, and what they gather; and the norm of the queries.
 TRADES = {("all-to-all", ("tokens",)): 4, ("all-gather", ("tokens",)): 1}
@@ -62,12 +65,15 @@ SUMS = {
 
 
 def velocities(
-    config: dict[str, object], plan: ShardingPlan | None, scan: bool = True
+    config: dict[str, object], plan: ShardingPlan | None, scan: bool = True, matrices: MatrixType | None = None
 ) -> tuple[Streams[jax.Array], str]:
     """Of one forward over two rows, and the program's text; 2 x 3 x 3 tokens fill no four devices evenly."""
     arch = read_arch(TransformerArch, config, "config.json")
     geometry = Geometry(frames=3, height=2, width=3, audio_frames=11, fps=12.5, scales=arch.scales)
     model = random_weights(Transformer(Scope(jnp.float32), arch, scan), seed=1, scale=0.2)
+    model = jax.tree.map(
+        rounded, Transformer(Scope(jnp.float32, matrices=matrices), arch, scan), model, is_leaf=is_weight
+    )
     draw = partial(np.random.default_rng(2).standard_normal, dtype=np.float32)
     latents = Streams(draw((ROWS, geometry.video_tokens, 8)), draw((ROWS, geometry.audio_frames, 6)))
     widths = [20, 20] if arch.use_prompt_embeddings else [64, 32]
@@ -90,9 +96,16 @@ def velocities(
     return program(model, latents, context), program.as_text()
 
 
+def rounded(declared: Weight, weight: Weight) -> Weight:
+    """A weight in the type that is declared."""
+    value, wide = declared.get_value(), weight.get_value()
+    return declared.with_value(quantize(wide, value.type) if isinstance(value, QuantizedMatrix) else wide)
+
+
 def placed(network: nnx.Module, plan: ShardingPlan) -> nnx.Module:
     def place(weight: Weight) -> jax.Array:
-        return weight.with_value(jax.device_put(weight.get_value(), plan.weight(weight.axes)))
+        value = weight.get_value()
+        return weight.with_value(jax.device_put(value, places(value, plan.weight(weight.axes))))
 
     return map_weights(place, network)
 
@@ -110,15 +123,19 @@ def plan_of(config: dict[str, object], profile: str, mesh: dict[str, int], rows:
 
 @cache
 def on_eight_devices(
-    model_version: str, profile: str, mesh: tuple[tuple[str, int], ...], scan: bool
+    model_version: str,
+    profile: str,
+    mesh: tuple[tuple[str, int], ...],
+    scan: bool,
+    matrices: MatrixType | None = None,
 ) -> tuple[Streams[jax.Array], str]:
     config = CONFIGS[model_version]
-    return velocities(config, plan_of(config, profile, dict(mesh)), scan)
+    return velocities(config, plan_of(config, profile, dict(mesh)), scan, matrices)
 
 
 @cache
-def on_one_device(model_version: str) -> Streams[jax.Array]:
-    return velocities(CONFIGS[model_version], None)[0]
+def on_one_device(model_version: str, matrices: MatrixType | None = None) -> Streams[jax.Array]:
+    return velocities(CONFIGS[model_version], None, matrices=matrices)[0]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +160,14 @@ def test_every_mesh_gives_the_same_velocities(
     for one, eight in zip(wanted, got, strict=True):
         assert one.shape == eight.shape
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(("profile", "parts"), [("ironwood", 1), ("trillium", 2)])
+def test_products_in_eight_bits_give_nearly_the_same_velocities_on_a_mesh(profile: str, parts: int) -> None:
+    """Where devices hold parts of a token, each rounds its own."""
+    got, _ = on_eight_devices("2.3", profile, (), True, INT8)
+    for one, eight in zip(on_one_device("2.3", INT8), got, strict=True):
+        assert np.linalg.norm(eight - one) <= (0.02 if parts > 1 else 0.01) * np.linalg.norm(one)
 
 
 MESHES: list[tuple[str, dict[str, int]]] = [
@@ -194,11 +219,12 @@ def test_every_mesh_gives_the_same_text_features(name: str) -> None:
     ],
     ids=["2.0 ironwood", "2.3 ironwood", "2.0 trillium", "2.3 trillium"],
 )
+@pytest.mark.parametrize("matrices", [None, INT8], ids=str)
 def test_a_block_has_exactly_the_collectives_of_its_profile(
-    model_version: str, profile: str, wanted: Counter[tuple[str, tuple[str, ...]]]
+    model_version: str, profile: str, wanted: Counter[tuple[str, tuple[str, ...]]], matrices: MatrixType | None
 ) -> None:
     plan = plan_of(CONFIGS[model_version], profile, {})
-    _, text = on_eight_devices(model_version, profile, (), True)
+    _, text = on_eight_devices(model_version, profile, (), True, matrices)
     inside: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for each in collectives(text, plan.mesh):
         if each.loops == (LAYERS,):

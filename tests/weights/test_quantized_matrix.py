@@ -36,7 +36,7 @@ class Network(nnx.Module):
         scope = Scope(dtype, matrices=MatrixType(np.dtype(jnp.dtype(matrices)), group_size) if matrices else None)
         self.layers = Linear(scope.stacked("blocks", LAYERS) / "linear", D_IN, D_OUT, ("embed", "heads"))
         self.whole = Linear(scope / "whole", D_IN, D_OUT, ("heads", "embed"))
-        self.full = Linear(scope.in_full / "full", D_IN, D_OUT, ("embed", None))
+        self.full = Linear(scope.unquantized / "full", D_IN, D_OUT, ("embed", None))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x, _ = jax.lax.scan(lambda x, layer: (x + jnp.tile(layer(x), 2), None), x, self.layers)

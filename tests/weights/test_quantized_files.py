@@ -24,7 +24,7 @@ from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, declared
 from ltx2_cli.weights.gguf_files import PACKED
 from ltx2_cli.weights.load import load, mismatches
-from ltx2_cli.weights.quantized import row_scales
+from ltx2_cli.weights.quantized_files import row_scales
 from program import run_program
 
 WHOLE = "whole.weight"
