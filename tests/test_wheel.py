@@ -106,8 +106,3 @@ def test_the_wheel_makes_the_demo_clip_by_programs_of_another_process(installed:
     ).stderr
     assert re.search(r"Video: h264.*64x64.*24.50 fps", probe)
     assert re.search(r"Audio: aac.*48000 Hz, stereo", probe)
-
-    record = tmp_path / video.replace(".mp4", ".yaml")
-    again = ltx2(installed, tmp_path, "generate", "--config", str(record), "-o", video)
-    assert (again.returncode, again.stdout) == (2, "")
-    assert "is read, and would be overwritten" in again.stderr
