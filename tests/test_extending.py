@@ -1,4 +1,4 @@
-"""New parts by CONTRIBUTING.md: its profile, its chip, its network and its command work as they stand there."""
+"""New parts by CONTRIBUTING.md: its profile, chip, network, sampler and command work as they stand there."""
 
 import os
 import re
@@ -17,17 +17,21 @@ from jax.sharding import Mesh
 import ltx2_cli
 from devices import tpus
 from ltx2_cli import chips
+from ltx2_cli.diffusion import samplers
+from ltx2_cli.diffusion.sampler import Levels, find_sampler
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.nn.kernels.fused import choose_block_sizes
 from ltx2_cli.nn.layers import rms_norm
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.plan.resolve import plan_offline
+from ltx2_cli.request import validation
 from ltx2_cli.request.profiles import configs, read_sharding, read_spec
-from ltx2_cli.request.spec import AttentionBackend
+from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared, weights
 from ltx2_cli.weights.load import load, mismatches
+from program import run_program
 from tools.weights import random_weights, save
 
 CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -105,6 +109,42 @@ def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     kernel, bias = (np.asarray(weight[...]) for weight in (stored.head.kernel, stored.head.bias))
     expected = np.asarray(rms_norm(x, 1e-6, jnp.asarray(stored.norm[...]))) @ kernel.T + bias
     np.testing.assert_allclose(loaded(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_new_sampler_takes_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It makes a clip, and is of the second order: on a curved path it is much nearer to the end than Euler."""
+    (tmp_path / "midpoint.py").write_text(block("A sampler"))
+    words = ["generate", "--model", "demo", "--prompt", "a red ball", "--sampler", "midpoint", "--seed", "1"]
+    words += [
+        "--no-audio",
+        "--height",
+        "64",
+        "--width",
+        "64",
+        "--num-frames",
+        "9",
+        "--steps",
+        "1",
+        "--guidance-scale",
+        "1",
+    ]
+    words += ["--stg-scale", "0", "--draft", "--recipe", "two_stage", "--save-latents", "made.safetensors"]
+    monkeypatch.chdir(tmp_path)
+    assert run_program(monkeypatch, *words) == 2
+    assert "unknown sampler `midpoint`" in capsys.readouterr().err
+    monkeypatch.setattr(validation, "SAMPLERS", tmp_path)
+    monkeypatch.setattr(samplers, "__path__", [*samplers.__path__, str(tmp_path)])
+    assert run_program(monkeypatch, *words) == 0
+    assert Path("made.safetensors").exists()
+
+    def predict(latents: Streams, sigma: float) -> Streams:  # whose path is σ² from the first value
+        return Streams(*(each - 2 * each for each in latents))
+
+    one, levels = Streams(np.float32(1), np.float32(1)), Levels(1.0, 0.9, Streams(1.0, 1.0), 1.0)
+    errors = [abs(find_sampler(name).step(one, predict, levels, []).video - 0.81) for name in ("midpoint", "euler")]
+    assert errors[0] < errors[1] / 10
 
 
 def test_a_new_command_takes_one_file(tmp_path: Path):

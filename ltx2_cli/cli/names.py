@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from ltx2_cli.request.validation import sampler_names
+
 # Option: its names in other programs, where they mean the same; no help shows them. Sources:
 # - sglang: `sglang generate`, docs.sglang.io/diffusion/api/cli.html
 # - diffusers: parameters of LTX2Pipeline.__call__
@@ -36,6 +38,11 @@ def complete_profile(kind: str) -> Callable[[str], list[str]]:
         return [name for name in profile_names(kind) if name.startswith(incomplete)]
 
     return complete
+
+
+def complete_sampler(incomplete: str) -> list[str]:
+    """The names of samplers, for a shell."""
+    return [name for name in sampler_names() if name.startswith(incomplete)]
 
 
 def complete_key(incomplete: str) -> list[str]:

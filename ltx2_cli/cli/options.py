@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ltx2_cli.cli.names import complete_key, complete_profile
+from ltx2_cli.cli.names import complete_key, complete_profile, complete_sampler
+from ltx2_cli.request.validation import sampler_names
 from ltx2_cli.runs.settings import SAVE_EVERY
 
 PLAN, CONTENT, INPUTS = "Plan", "Prompt", "Images, videos and audio"
@@ -100,6 +101,11 @@ class ContentOptions(ModelOptions):
     audio_modality_scale: Annotated[Real, option(AUDIO, "Cross-modal guidance scale; 1 turns it off.")] = None
     audio_guidance_rescale: Annotated[Real, option(AUDIO, "Guidance rescale, 0 to 1; 0 turns it off.")] = None
     num_inference_steps: Annotated[Count, option(STEPS, "Denoising steps.", "--steps", "--num-inference-steps")] = None
+    sampler: Annotated[
+        Text,
+        option(STEPS, f"{' or '.join(sampler_names())}; the second stage has euler.", autocompletion=complete_sampler),
+    ] = None
+    eta: Annotated[Real, option(STEPS, "Fresh noise of the sampler euler_ancestral, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage or distilled.", profiles="recipe")] = None
     transformer: Transformer = None
@@ -113,8 +119,8 @@ class ContentOptions(ModelOptions):
         option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
     ] = None
     compute: Annotated[
-        Literal["auto", "weights", "full"] | None,
-        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits; auto: faster."),
+        Literal["weights", "full"] | None,
+        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits too."),
     ] = None
 
 

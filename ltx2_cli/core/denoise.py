@@ -64,7 +64,7 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
         latents = Streams(video[:, : run.phase.stage.geometry.grid_tokens], audio)
     except NotFiniteError:
-        locate(run, state.step, _initial_latents(run, state, source), report)
+        locate(run, state.batch, state.step, _initial_latents(run, state, source), report)
         raise
     if source and run.phase.stage.keep_audio:
         latents = latents._replace(audio=source.audio)
@@ -81,7 +81,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
         return state.current
     noise: Streams[Any] = Streams(None, None)
     if stage.draws_noise:
-        noise = run.programs.noise(np.asarray(run.plan.batches[state.batch], np.uint32))
+        noise = run.programs.noise(run.seeds(state.batch))
     if stage.noise is not None:
         video, audio = to_tokens(read_noise(stage.noise, stage.shapes))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
@@ -97,7 +97,7 @@ def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: On
     on_progress(state)
     while done < run.phase.stage.steps:
         started, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
-        latents, finite = run.denoise(latents, done, end)
+        latents, finite = run.denoise(latents, state.batch, done, end)
         check_stage(run.plan, run.phase, finite, end)
         seconds = (time.monotonic() - started) / (end - done)
         advance(end - done)

@@ -49,17 +49,17 @@ def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int,
             raise NotFiniteError(f"the {name} latents of stage {phase.number + 1} {after}", lower + in_float32(plan))
 
 
-def locate(run: StageRun, start: int, latents: Streams[Any], report: Report) -> None:
-    """Raise the `NotFiniteError` that names the first step from `start` whose latents are not finite, and the first
-    such part in it, as far as that can be found. The steps run again one at a time, by the same program: an ordinary
-    run keeps and compiles nothing for this."""
+def locate(run: StageRun, batch: int, start: int, latents: Streams[Any], report: Report) -> None:
+    """Raise the `NotFiniteError` that names the first step of a batch from `start` whose latents are not finite, and
+    the first such part in it, as far as that can be found. The steps run again one at a time, by the same program: an
+    ordinary run keeps and compiles nothing for this."""
     with report.stage("find what is not finite"), suppress(*UNDIAGNOSABLE):
         if not_finite(run.transformer):  # no step is to blame
             return
         latents = run.place(latents)
         for step in range(start, run.phase.stage.steps):
             before = Streams(*(np.array(to_host(stream)) for stream in latents))
-            latents, finite = run.denoise(latents, step, step + 1)
+            latents, finite = run.denoise(latents, batch, step, step + 1)
             if not all(map(bool, finite)):
                 check_stage(run.plan, run.phase, finite, step + 1, _first_part(run, before, step))
 

@@ -2,8 +2,9 @@
 linear map.
 
 Between noise levels a and b a loop moves its latents by (b - a) times the mean velocity; from where they are at b, the
-clean ones lie b times that velocity back. The folder of a checkpoint may hold a map of its latents to colours, as that
-of the demo does. Without one the picture is grey: the first principal component of the latents."""
+clean ones lie b times that velocity back. Where a sampler adds noise, they are estimated from the latents alone. The
+folder of a checkpoint may hold a map of its latents to colours, as that of the demo does. Without one the picture is
+grey: the first principal component of the latents."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from PIL import Image
 
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.state import RunState
+from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
@@ -119,7 +121,11 @@ class Preview:
     def _write(self, first: int, tokens: np.ndarray, progress: RunState, current: np.ndarray) -> None:
         """Write the image of the way from the tokens after the step `first` to the current ones."""
         stage = self.plan.phases[progress.phase].stage
-        clean = clean_latents(tokens, current, stage.sigmas[first], stage.sigmas[progress.step])
+        level = stage.sigmas[progress.step]
+        if find_sampler(stage.sampler).draws and stage.eta:
+            clean = expected_latents(current, level)
+        else:
+            clean = clean_latents(tokens, current, stage.sigmas[first], level)
         seeds = self.plan.batches[progress.batch]
         step = f"stage {self.plan.phases[progress.phase].number + 1}, step {progress.step} of {stage.steps}"
         rows = (
@@ -132,6 +138,11 @@ class Preview:
 def clean_latents(before: np.ndarray, after: np.ndarray, first: float, last: float) -> np.ndarray:
     """Where latents are bound that went from the noise level `first` to `last`, on a straight line."""
     return after - last * (after - before) / (last - first)
+
+
+def expected_latents(tokens: np.ndarray, level: float) -> np.ndarray:
+    """The expected clean latents of noisy ones, both of unit spread, where fresh noise leaves no straight line."""
+    return tokens * (1 - level) / ((1 - level) ** 2 + level**2)
 
 
 def frames(tokens: np.ndarray, stage: Stage, colours: ColourMap | None) -> np.ndarray:

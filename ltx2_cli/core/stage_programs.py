@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, merge_conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
 from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, to_tokens
+from ltx2_cli.diffusion.sampler import Sampler, find_sampler
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
@@ -40,7 +42,7 @@ class StagePrograms(NamedTuple):
 
     noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
     text: Program  # connectors' output to the layers' text, once for all steps
-    steps: Program  # latents, inputs, sigmas, guidance and two bounds to latents, and whether each stream is finite
+    steps: Program  # latents, inputs, schedule, seeds and two bounds to latents, and whether each stream is finite
     forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
@@ -63,16 +65,18 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
         return abstract_network(plan, stage.network), noise.outputs(), DenoiserInputs(text.outputs(), *rows)
 
     behind = stage.geometry.video_tokens - stage.geometry.grid_tokens
-    draw = jitted(_noise, whole, shapes=stage.shapes, stage=int(stage.source is not None), behind=behind)
+    sizes_of_noise = {"shapes": stage.shapes, "stage": int(stage.source is not None), "behind": behind}
+    draw = jitted(_noise, whole, **sizes_of_noise)
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
     noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
     text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
     # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
     sizes = plan.batch_size, stage.shapes, behind
-    loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes)
+    sampler = find_sampler(stage.sampler)
+    loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes, sampler=sampler, **sizes_of_noise)
     velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
-    steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, step, step), number)
+    steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, seeds, step, step), number)
     forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
     return StagePrograms(noise, text, steps, forward)
 
@@ -117,9 +121,10 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     )
 
 
-def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights]]:
-    """The noise levels, and the guidance at each."""
-    return pad_sigmas(stage.sigmas), Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
+def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights], np.ndarray]:
+    """The noise levels, the guidance at each, and the share of fresh noise."""
+    guidance = Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
+    return pad_sigmas(stage.sigmas), guidance, np.asarray(stage.eta, np.float32)
 
 
 class StageRun:
@@ -139,23 +144,32 @@ class StageRun:
         rows, self.schedule = self.place((_stage_rows(plan, stage, condition_latents), _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
 
-    def denoise(self, latents: Streams[jax.Array], start: int, stop: int) -> tuple[Streams[jax.Array], Streams[Any]]:
-        """The latents after these steps, and whether each stream is finite."""
-        bounds = np.int32(start), np.int32(stop)
-        latents, finite = self.programs.steps(self.transformer, latents, self.inputs, *self.schedule, *bounds)
+    def denoise(
+        self, latents: Streams[jax.Array], batch: int, start: int, stop: int
+    ) -> tuple[Streams[jax.Array], Streams[Any]]:
+        """The latents of a batch after these steps, and whether each stream is finite."""
+        steps = self.seeds(batch), np.int32(start), np.int32(stop)
+        latents, finite = self.programs.steps(self.transformer, latents, self.inputs, *self.schedule, *steps)
         return latents, finite
+
+    def seeds(self, batch: int) -> np.ndarray:
+        """The seed of each video of a batch, which draws its noise."""
+        return np.asarray(self.plan.batches[batch], np.uint32)
 
     def place(self, arrays: Any) -> Any:
         """Arrays of the host, whole on each device."""
         return to_devices(arrays, self.phase.stage.sharding.replicated)
 
 
-def _noise(seeds: jax.Array, shapes: Streams[Shape], stage: int, behind: int) -> Streams[jax.Array]:
-    """Noise of a stage, including `behind` tokens behind the grid, which do not change the clip's noise."""
-    videos = jax.vmap(lambda seed: to_tokens(noise(seed, shapes, stage)))(seeds)
+def _noise(
+    seeds: jax.Array, draw: jax.Array | None = None, *, shapes: Streams[Shape], stage: int, behind: int
+) -> Streams[jax.Array]:
+    """Noise of a stage, of its beginning or of a `draw` of its steps, including `behind` tokens behind the grid, which
+    do not change the clip's noise."""
+    videos = jax.vmap(lambda seed: to_tokens(noise(seed, shapes, stage, draw)))(seeds)
     video, audio = (stream[:, 0] for stream in videos)
     if behind:
-        further = jax.vmap(lambda seed: noise_behind(seed, (behind, video.shape[2]), stage))(seeds)
+        further = jax.vmap(lambda seed: noise_behind(seed, (behind, video.shape[2]), stage, draw))(seeds)
         video = jnp.concatenate([video, further], axis=1)
     return Streams(video, audio)
 
@@ -191,11 +205,17 @@ def _denoise_steps(
     inputs: DenoiserInputs,
     sigmas: jax.Array,
     guidance: Streams[GuidanceWeights],
+    eta: jax.Array,
+    seeds: jax.Array,
     start: jax.Array,
     stop: jax.Array,
+    *,
+    sampler: Sampler,
+    **sizes: Any,
 ) -> tuple[Streams[jax.Array], Streams[jax.Array]]:
     def velocity(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
         return _velocity(transformer, latents, inputs, sigma)
 
-    latents = denoise(velocity, latents, sigmas, guidance, start, stop, inputs.conditions)
+    draw = partial(_noise, seeds, **sizes)
+    latents = denoise(velocity, latents, sigmas, guidance, start, stop, sampler, draw, eta, inputs.conditions)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))

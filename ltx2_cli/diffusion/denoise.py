@@ -1,4 +1,4 @@
-"""The denoising loop, rectified flow in Euler steps: noise levels, guidance at each, the steps.
+"""The denoising loop of rectified flow: noise levels, guidance at each, the steps.
 
 Noise levels fall from 1 to 0, a shifted line with a fixed last level above zero, as LTX-2 uses. Guidance is one
 weighted sum of predictions, then a rescale: classifier-free (arXiv:2207.12598), spatio-temporal (arXiv:2411.18664), and
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions
+from ltx2_cli.diffusion.sampler import Levels, Sampler
 from ltx2_cli.request.spec import Guidance, Streams
 from ltx2_cli.request.validation import MAX_STEPS
 
@@ -121,34 +122,42 @@ def denoise(
     guidance: Streams[GuidanceWeights],
     start: jax.Array,
     stop: jax.Array,
+    sampler: Sampler,
+    draw: Callable[[jax.Array], Streams[jax.Array]],
+    eta: jax.Array,
     conditions: Streams[Conditions | None] = UNCONDITIONED,
 ) -> Streams[jax.Array]:
     """Denoise `latents`, float32 [videos, tokens, channels], from sigmas[start] to sigmas[stop]. The bounds are traced:
     one compiled program runs any range of any schedule. `velocity(latents, sigma)` is noise minus clean for every pass,
-    [passes, videos, tokens, channels]; it knows the noise levels of `conditions`."""
+    [passes, videos, tokens, channels]; it knows the noise levels of `conditions`. `draw(number)` is
+    standard normal noise of the latents' shapes, by the number of the draw since step 0."""
+    own = (jnp.float32(1) if each is None else each.level_values(each.self_scale) for each in conditions)
+    scale = Streams(*own)
+
+    def predict(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
+        streams = zip(latents, velocity(latents, sigma), guidance, conditions, strict=True)
+        return Streams(*(guided_clean(*stream, sigma) for stream in streams))
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
-        sigma, following = sigmas[index], sigmas[index + 1]
-        velocities = velocity(latents, sigma)
-        streams = zip(latents, velocities, guidance, conditions, strict=True)
-        return Streams(*(euler(*stream, sigma, following) for stream in streams))
+        levels = Levels(sigmas[index], sigmas[index + 1], scale, eta)
+        draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
+        return sampler.step(latents, predict, levels, draws)
 
     return jax.lax.fori_loop(start, stop, step, latents)
 
 
-def euler(
+def guided_clean(
     noisy: Float[jax.Array, "videos tokens channels"],
     velocities: Float[jax.Array, "passes videos tokens channels"],
     weights: GuidanceWeights,
     conditions: Conditions | None,
     sigma: Float[jax.Array, ""],
-    following: Float[jax.Array, ""],
 ) -> Float[jax.Array, "videos tokens channels"]:
-    """One Euler step of one stream: x0 = x − σ·v for every pass, guided, then x + (σ' − σ)·(x − x0)/σ. The x0 of a
-    condition token is drawn to its clean value by its strength; with its own σ in x0 it stays on the way there."""
+    """The clean value of one stream: x0 = x − σ·v for every pass, guided. The x0 of a condition token is drawn to its
+    clean value by its strength; with its own σ in x0 it stays on the way there."""
     own_sigma = sigma if conditions is None else sigma * conditions.level_values(conditions.x0_scale)
     clean = guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights)
     if conditions is not None:
         strength = conditions.level_values(conditions.strength)
         clean = (1 - strength) * clean + strength * conditions.clean
-    return noisy + (following - sigma) / sigma * (noisy - clean)
+    return clean

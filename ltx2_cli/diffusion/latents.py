@@ -27,6 +27,7 @@ A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled
 Shape = tuple[int, ...]
 SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
+STEPS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
 MIN_NOISE_STD = 0.1  # that of noise is 1
 STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
 LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
@@ -37,20 +38,30 @@ LATENTS_FILE = "a safetensors file of `video` (1, C, F, H, W) and `audio` (1, C,
 NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` (1, C, A, M), or no noise file at all"
 
 
-def noise(seed: int, shapes: Streams[Shape], stage: int = 0) -> "Streams[jax.Array]":
-    """Standard normal noise of one video's stage in the files' layout; the same on any number of devices."""
+def noise(
+    seed: "int | jax.Array", shapes: Streams[Shape], stage: int = 0, draw: "jax.Array | None" = None
+) -> "Streams[jax.Array]":
+    """Standard normal noise of one video's stage in the files' layout; the same on any number of devices. It is that of
+    the beginning, or with the number of a `draw` that of its steps."""
     import jax
 
-    key = jax.random.key(jax.numpy.uint32(seed))
+    key = _key(seed, draw)
     keys = (jax.random.fold_in(key, 2 * stage + stream) for stream in range(2))
     return Streams(*(jax.random.normal(*drawn, np.float32) for drawn in zip(keys, shapes, strict=True)))
 
 
-def noise_behind(seed: "jax.Array", shape: Shape, stage: int) -> "jax.Array":
-    """Standard normal noise of the tokens behind the grid, of one video's stage."""
+def noise_behind(seed: "jax.Array", shape: Shape, stage: int, draw: "jax.Array | None" = None) -> "jax.Array":
+    """Standard normal noise of the tokens behind the grid, of one video's stage, as of `noise`."""
     import jax
 
-    return jax.random.normal(jax.random.fold_in(jax.random.key(seed), STREAMS_OF_STAGES + stage), shape, np.float32)
+    return jax.random.normal(jax.random.fold_in(_key(seed, draw), STREAMS_OF_STAGES + stage), shape, np.float32)
+
+
+def _key(seed: "int | jax.Array", draw: "jax.Array | None") -> "jax.Array":
+    import jax
+
+    key = jax.random.key(jax.numpy.uint32(seed))
+    return key if draw is None else jax.random.fold_in(jax.random.fold_in(key, STEPS), draw)
 
 
 def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:

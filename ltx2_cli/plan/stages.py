@@ -62,6 +62,8 @@ class Stage:
     references: References | None = None  # None: tokens attend to all tokens alike
     x0_sigma: X0Sigma = "token"
     cross_timestep: CrossTimestep = "gate"
+    sampler: str = "euler"
+    eta: float = 1.0  # the share of fresh noise, where the sampler draws some
 
     @property
     def steps(self) -> int:
@@ -188,7 +190,8 @@ def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, 
         sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
-    return _with_conditions(stage, spec, inputs)
+    assert spec.sampler is not None
+    return replace(_with_conditions(stage, spec, inputs), sampler=spec.sampler, eta=spec.eta)
 
 
 def _second_stage(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import short_name, typed
 
@@ -50,6 +51,12 @@ DEPENDENCES = (
         ("image_crf",),
         lambda request: any(shown.kind in ("image", "clip") for shown in request.spec.conditions),
         "no picture is shown",
+    ),
+    Dependence(
+        ("eta",),
+        lambda request: bool(find_sampler(request.spec.sampler or "").draws),
+        "the sampler draws no noise",
+        ("sampler", "euler_ancestral"),
     ),
     Dependence(("negative_prompt",), _uses("guidance_scale"), "guidance_scale is 1"),
     Dependence(("stg_blocks",), _uses("stg_scale"), "stg_scale is 0"),

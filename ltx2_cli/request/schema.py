@@ -11,7 +11,7 @@ from ltx2_cli.request.layers import ASKED
 from ltx2_cli.request.profiles import AUTO, configs, default_values, profile_names
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES
-from ltx2_cli.request.validation import RANGES
+from ltx2_cli.request.validation import RANGES, sampler_names
 from ltx2_cli.request.yaml import key_lines
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,6 +29,7 @@ def settings_schema() -> Schema:
     shorthand = {"type": "string", "examples": [AUTO, *profile_names("sharding")]}
     keys["sharding"] = {"description": "the hardware profile, or its values", "anyOf": [shorthand, keys["sharding"]]}
     keys["model"]["examples"] = profile_names("model")
+    keys["sampler"]["enum"] = [None, *sampler_names()]
     for name, key in NAMES.items():
         if name not in keys:
             *sections, last = key.split(".")

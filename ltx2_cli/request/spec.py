@@ -36,10 +36,8 @@ class WeightType(StrEnum):
 
 
 class ComputeType(StrEnum):
-    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`); `auto`:
-    full where the devices' published rate is above that of bfloat16."""
+    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`)."""
 
-    auto = "auto"
     weights = "weights"
     full = "full"
 
@@ -174,6 +172,8 @@ class RunSpec:
     # how to denoise; None: the recipe's value
     num_inference_steps: int | None
     sigmas: tuple[float, ...] | None  # noise levels from at most 1 down to 0; None: from the schedule
+    sampler: str | None  # of the first stage; the second one goes by Euler steps
+    eta: float  # 0 to 1: its share of fresh noise, where it draws some
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
     second_stage: SecondStageSpec

@@ -4,6 +4,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import reduce
 from itertools import pairwise
 from math import isnan
@@ -15,6 +16,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import DType, RunSpec, WeightType
 from ltx2_cli.request.spelling import of_condition, option, short_name, typed
 
+SAMPLERS = Path(__file__).parents[1] / "diffusion" / "samplers"  # a file each
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
 LEAST_STEP = 1e-6  # smallest difference of noise levels
@@ -74,6 +76,7 @@ RANGES = {
     "image_crf": Range(0, MAX_CRF),
     "reference_strength": Range(0, 1),
     "num_inference_steps": Range(1, MAX_STEPS),
+    "eta": Range(0, 1),
     **{
         f"guidance.{stream}.{name}": Range(-MAX_SCALE, MAX_SCALE)
         for stream in ("video", "audio")
@@ -84,6 +87,11 @@ RANGES = {
     "vae_memory_gb": Range(1e-6, 1e6),  # GB
     "sharding.bf16_tile_sublanes": Range(1, 1024),
 }
+
+
+def sampler_names() -> list[str]:
+    """The names of all samplers."""
+    return sorted(path.stem for path in SAMPLERS.glob("[a-z]*.py"))
 
 
 def validate(spec: RunSpec) -> None:
@@ -154,6 +162,10 @@ def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
     if spec.dtype is DType.float32 and spec.weights is not WeightType.auto:
         half, same = typed("dtype", "bfloat16"), typed("weights", "auto")
         yield "weights", f"weights {spec.weights} are less exact than dtype float32; nearest: {half}, or {same}"
+    if spec.sampler is not None and spec.sampler not in (known := sampler_names()):
+        (nearest,) = get_close_matches(spec.sampler, known, 1, cutoff=0)
+        names = ", ".join(f"`{name}`" for name in known)
+        yield "sampler", f"unknown sampler `{spec.sampler}`, known are {names}; nearest: {typed('sampler', nearest)}"
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:

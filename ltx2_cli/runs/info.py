@@ -27,6 +27,7 @@ REQUEST = (
     "lora",
     "recipe",
     "num_inference_steps",
+    "sampler",
     "seed",
 )  # shown of a record
 UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"

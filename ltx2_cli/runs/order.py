@@ -10,7 +10,7 @@ from ltx2_cli.request.validation import MAX_SEED
 
 # Keys that may differ between jobs of one shape
 CONTENT_KEYS = (
-    *("prompt", "negative_prompt", "conditions", "seed", "num_inference_steps", "sigmas", "fps"),
+    *("prompt", "negative_prompt", "conditions", "seed", "num_inference_steps", "sigmas", "eta", "fps"),
     *("output", "save_latents", "asked"),
 )
 

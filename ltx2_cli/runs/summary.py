@@ -45,7 +45,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
         yield "tokens", f"{video} of video, {audio} of sound, {text} of text"
         passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
         other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
-        yield "denoise", f"{stage.steps} steps, passes: {passes}{other}"
+        yield "denoise", f"{stage.steps} steps, sampler {stage.sampler}, passes: {passes}{other}"
     height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []

@@ -37,11 +37,23 @@ CASES = {
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
     "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"image_crf", "second_stage.temporal_upsample"}),
     "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),
+    "no fresh noise": (["--eta", "0.5"], {"eta"}),
     "neither kept": (["--no-save-run", "--save-run-every", "5"], {"--save-run-every"}),
     "all used": (
         ["--recipe", "two_stage", *typed(*ALL), *of_audio(*ALL), "--stg-blocks", "1", "--negative-prompt", "rain"]
         + [word for value in LATER for word in ("--set", value)]
-        + ["--image", "red.png", "--image-crf", "20", "--save-run-every", "5"],
+        + [
+            "--sampler",
+            "euler_ancestral",
+            "--eta",
+            "0.5",
+            "--image",
+            "red.png",
+            "--image-crf",
+            "20",
+            "--save-run-every",
+            "5",
+        ],
         set(),
     ),
 }

@@ -14,6 +14,7 @@ from ltx2_cli.diffusion.denoise import (
     pass_weights,
     traced_weights,
 )
+from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.request.spec import Guidance, Streams
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0)
@@ -64,8 +65,12 @@ def test_euler_steps_equal_the_flow_in_any_ranges() -> None:
     def velocity(latents: Streams, sigma: jax.Array) -> Streams:
         return jax.tree.map(lambda x, x0: ((x - x0) / sigma)[None], latents, clean)
 
-    half = denoise(velocity, noise, sigmas, weights, jnp.int32(0), jnp.int32(2))
+    def steps(latents: Streams, start: int, stop: int) -> Streams:
+        sampling = find_sampler("euler"), lambda number: pytest.fail("it draws noise"), jnp.float32(1)
+        return denoise(velocity, latents, sigmas, weights, jnp.int32(start), jnp.int32(stop), *sampling)
+
+    half = steps(noise, 0, 2)
     for got, start, end in zip(half, noise, clean, strict=True):
         np.testing.assert_allclose(got, 0.3 * start + 0.7 * end, atol=1e-6)
-    for got, end in zip(denoise(velocity, half, sigmas, weights, jnp.int32(2), jnp.int32(3)), clean, strict=True):
+    for got, end in zip(steps(half, 2, 3), clean, strict=True):
         np.testing.assert_allclose(got, end, atol=1e-6)

@@ -602,6 +602,8 @@ def test_wrong_seeds_are_refused(illegal: dict, nearest: str):
         ({"guidance.video.guidance_scale": -1e6}, "--guidance-scale -100"),
         ({"guidance.audio.modality_scale": 1e38}, "--audio-modality-scale 100"),
         ({"guidance.video.guidance_rescale": 50}, "--guidance-rescale 1"),
+        ({"sampler": "eulr_ancestral"}, "--sampler euler_ancestral"),
+        ({"eta": 1.5}, "--eta 1"),
         ({"vae_memory_gb": 0}, "--set vae_memory_gb=1e-06"),
         ({"sharding.bf16_tile_sublanes": 0}, "--set sharding.bf16_tile_sublanes=1"),
         ({"max_sequence_length": 2**17 + 1}, "--set max_sequence_length=131072"),

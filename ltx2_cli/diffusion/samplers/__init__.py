@@ -1,0 +1,1 @@
+"""Samplers, a file each, which is named as requests name it."""
