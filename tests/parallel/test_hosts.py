@@ -166,20 +166,23 @@ class Runs:
     """What two hosts did in one folder."""
 
     folder: Path
-    stopped_by_first: Hosts
     stopped_by_second: Hosts
+    stopped_again: Hosts
     finished: Hosts
+    stopped_at_end: Hosts
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A run that the first host's SIGTERM stops, gone on with until the second host's, gone on with to its end;
-    then the same without interruption, as `replay` makes it, and every command that goes on from its files."""
+    """A run that the second host's SIGTERM stops, gone on with until the first host's, gone on with to its end; then
+    the same without interruption, as `replay` makes it, and every command that goes on from its files. At last a run
+    that the first host's SIGTERM stops, with which the processes end."""
     folder = tmp_path_factory.mktemp("hosts")
     clip = ["generate", *DEMO, *TINY, "--steps", "4", "--seed", "3", "--save-run"]
-    clip += ["-o", "clip.mp4", "--save-latents", "clip.safetensors"]
     commands = [
-        ["signal", "SIGTERM", "1", "0", "3"],
+        ["signal", "SIGTERM", "1", "0", "1"],
+        [*clip, "-o", "clip.mp4", "--save-latents", "clip.safetensors"],
+        ["signal", "SIGTERM", "0", "0", "3"],
         ["resume", "clip.run"],
         ["resume", "clip.run"],
         ["shared", "own"],
@@ -188,16 +191,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ["decode", "clip.safetensors", "-o", "decoded/", "-o", "decoded.wav", *MESH],
         ["generate", *DEMO, *DRAFT, "--image", str(folder / "picture.png"), "--save-latents", "draft.safetensors"],
         ["upsample", "draft.safetensors", "--latents-only", "--save-latents", "large.safetensors", *MESH],
+        ["signal", "SIGTERM", "0", "0", "1"],
+        [*clip, "-o", "last.mp4"],
     ]
     Image.linear_gradient("L").convert("RGB").save(folder / "picture.png")
     for host in range(2):
         (folder / f"own{host}").mkdir()
         (folder / f"common{host}").symlink_to(folder)
-    stopped = tuple(map(ended, start_programs(folder, ["signal", "SIGTERM", "0", "0", "1"], clip)))
     first, second = map(ended_commands, start_programs(folder, *commands))
-    codes, outs, errs = zip(*(zip(*host[1:], strict=True) for host in (first, second)), strict=True)
+    codes, outs, errs = zip(*(zip(*host[2:-1], strict=True) for host in (first, second)), strict=True)
     finished = tuple(zip(map(max, codes), map("".join, outs), map("".join, errs), strict=True))
-    return Runs(folder, stopped, (first[0], second[0]), finished)
+    return Runs(folder, (first[0], second[0]), (first[1], second[1]), finished, (first[-1], second[-1]))
 
 
 def check_stopped(hosts: Hosts, number: int, step: int) -> None:
@@ -209,19 +213,22 @@ def check_stopped(hosts: Hosts, number: int, step: int) -> None:
 
 
 def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) -> None:
-    check_stopped(runs.stopped_by_first, 0, 1)
-    assert "hint: `ltx2 resume clip.run` goes on\n" in runs.stopped_by_first[0][2]
+    """Also where a run is gone on with; and the processes end with it."""
+    check_stopped(runs.stopped_again, 0, 3)
+    check_stopped(runs.stopped_at_end, 0, 1)
+    assert "hint: `ltx2 resume last.run` goes on\n" in runs.stopped_at_end[0][2]
+    assert [path.name for path in runs.folder.glob("last*")] == ["last.run"]
 
 
 def test_sigterm_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
-    check_stopped(runs.stopped_by_second, 1, 3)
+    check_stopped(runs.stopped_by_second, 1, 1)
 
 
 def test_a_run_stopped_on_two_hosts_resumes_to_the_same_bytes(runs: Runs) -> None:
     (code, _, err), other = runs.finished
     assert code == 0, err
     assert other == (0, "", "")
-    assert not list(runs.folder.glob("*.run"))
+    assert not list(runs.folder.glob("clip*.run"))
     assert streams(runs.folder / "clip.mp4") == streams(runs.folder / "again.mp4")
     resumed, whole = (load_file(runs.folder / f"{name}.safetensors") for name in ("clip", "again"))
     assert {name: array.tobytes() for name, array in resumed.items()} == {
