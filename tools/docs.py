@@ -15,9 +15,10 @@ from ltx2_cli.chips import chip
 from ltx2_cli.cli.app import app
 from ltx2_cli.cli.registry import in_order
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
+from ltx2_cli.estimate.fit import Request, choose
 from ltx2_cli.nn.kernels.dispatch import NATIVE
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
-from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.units import quantity
@@ -53,13 +54,13 @@ MACHINES = (
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2), FP8),
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8)),
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8), INT8),
-    Machine("8 TPU v5e", tpus("TPU v5 lite", 8), ("sharding.mesh.heads=4",), " (1)"),
+    Machine("8 TPU v5e", tpus("TPU v5 lite", 8)),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), INT8),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
-    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (2)"),
-    Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (2)"),
-    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (2)"),
+    Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (1)"),
+    Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (1)"),
     Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
 )
 
@@ -75,7 +76,8 @@ def fit_table() -> Iterator[str]:
     yield "| devices | usable | mesh | weights | `ltx2` | `ltx2.3` |\n"
     yield "|---|---|---|---|---|---|\n"
     for machine in MACHINES:
-        plans = [native(plan_offline(request(model, machine.settings), machine.devices), machine) for model in MODELS]
+        requests = [Request(request(model, machine.settings), machine.devices) for model in MODELS]
+        plans = [native(choose(asked, asked.plan()), machine) for asked in requests]
         estimates = [estimate_plan(plan) for plan in plans]
         mesh = " or ".join(dict.fromkeys(plan.sharding.text for plan in plans)) + machine.note
         held = next((text.partition("=")[2] for text in machine.settings if text.startswith("weights=")), "bfloat16")

@@ -119,8 +119,8 @@ class ContentOptions(ModelOptions):
         option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
     ] = None
     compute: Annotated[
-        Literal["weights", "full"] | None,
-        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits too."),
+        Literal["auto", "weights", "full"] | None,
+        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits; auto: faster."),
     ] = None
 
 

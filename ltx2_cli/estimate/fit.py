@@ -36,6 +36,7 @@ from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request import spelling
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
 from ltx2_cli.request.spec import DType, RunSpec, WeightType
 from ltx2_cli.units import quantity
@@ -47,6 +48,7 @@ SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each si
 MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # tried with a smaller clip
 DEMO = "demo"
+INT8_CHANGES = "changes latents: those of the demo by 4.7 % of their norm"  # benchmarks/accuracy.md
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
     ("height", "width", "num_frames", "num_videos", "max_sequence_length", "sharding", "keep_resident", "vae_memory_gb")
@@ -167,6 +169,18 @@ class Suggestions:
             starts.append(reduce(Alternative.also, settings, starts[-1]))
         return starts
 
+    def left_open(self) -> Iterator[Alternative]:
+        """Alternatives that the request leaves to the devices: other meshes, then matrices of int8 in each mesh."""
+        asked = self.request.spec
+        if asked.sharding.profile != AUTO:
+            return
+        yield from self.meshes(Alternative())
+        wide = self.plan.checkpoint.matrices(self.plan.spec).transformer is None
+        if wide and asked.weights is WeightType.auto and asked.dtype is not DType.float32:
+            eight_bits = setting(weights=WeightType.int8).also(Alternative({"compute": asked.compute}))
+            yield eight_bits
+            yield from self.meshes(eight_bits)
+
     def same_clip(self) -> Iterator[Alternative]:
         """Alternatives for the same clip, the smallest changes first."""
         free, costly = self.settings
@@ -258,9 +272,45 @@ class Suggestions:
 Typed = Callable[[Alternative], str]
 
 
-def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
-    """Raise `DoesNotFitError` if a phase of the plan needs more memory than a device has, with a hint: the nearest
-    request that fits, spelled by `typed`. Compiles, loads and downloads nothing. Unknown memory is enough."""
+def choose(request: Request, plan: Plan, planned: Callable[[Request], Plan] = Request.plan) -> Plan:
+    """The plan if it fits or nothing does; else that of the first mesh that fits, of those that the request leaves
+    open, then with matrices of int8. `planned` makes it; a warning says so."""
+    if _peak(request, plan) <= available_memory(plan).limit:
+        return plan
+    search = Suggestions(request, plan)
+    other = next(filter(search.fits, search.left_open()), None)
+    if other is None:
+        return plan
+    chosen = planned(replace(request, spec=replace(plan.spec, **other.values)))
+    return replace(chosen, warnings=(*chosen.warnings, _chosen(request, plan, chosen)))
+
+
+def check_fit(request: Request, plan: Plan, typed: Typed, planned: Callable[[Request], Plan] = Request.plan) -> Plan:
+    """The plan that `choose` takes. Raises `DoesNotFitError` if a phase of it needs more memory than a device has, with
+    a hint: the nearest request that fits, spelled by `typed`. Compiles and loads nothing, and downloads no more than
+    `planned`. Unknown memory is enough."""
+    chosen = choose(request, plan, planned)
+    _refuse(request, chosen, typed)
+    return chosen
+
+
+def _chosen(request: Request, profile: Plan, plan: Plan) -> str:
+    """A sentence on a plan that takes the place of the profile's, which does not fit."""
+    taken = [f"devices {plan.sharding.text}"] if plan.sharding.text != profile.sharding.text else []
+    if plan.spec.weights != profile.spec.weights:
+        taken.append(f"{spelling.typed('weights', plan.spec.weights)}, which {INT8_CHANGES}")
+    needed, has = (quantity(int(size)) for size in (_peak(request, profile), available_memory(profile).limit))
+    name = profile.spec.sharding.profile
+    return f"the profile {name} takes about {needed} of a device that has {has}; chosen: {'; '.join(taken)}"
+
+
+def _peak(request: Request, plan: Plan) -> int:
+    """Bytes of a device that the plan needs in the largest of its phases."""
+    return max(memory.peak for memory in request.memory(plan).values())
+
+
+def _refuse(request: Request, plan: Plan, typed: Typed) -> None:
+    """Raise `DoesNotFitError` if a phase of this very plan needs more memory than a device has."""
     available, memories, device = available_memory(plan), request.memory(plan), request.devices[0]
     phase, memory = max(memories.items(), key=lambda item: item[1].peak)
     if memory.peak <= available.limit:
@@ -284,7 +334,7 @@ def check_fit(request: Request, plan: Plan, typed: Typed) -> None:
 def load(plan: Plan) -> Components:
     """The networks of a plan, each loaded at its first use. Raises `DoesNotFitError` first if a phase needs more memory
     than a device has."""
-    check_fit(Request(plan.spec, find_devices()), plan, in_python)
+    _refuse(Request(plan.spec, find_devices()), plan, in_python)
     return run.load(plan)
 
 
@@ -296,18 +346,15 @@ def in_python(alternative: Alternative) -> str:
     return " and ".join([*variable, *([f"read_spec({prompt}, dotlist={settings})"] if settings else [])])
 
 
-def check_estimate(
-    spec: RunSpec, devices: Sequence[jax.Device], estimate: Estimate, on_slice: bool, typed: Typed
-) -> None:
-    """`check_fit` by compiled programs: estimates of alternatives are scaled by this plan's ratio of compiled memory to
-    formula."""
+def check_estimate(request: Request, estimate: Estimate, typed: Typed) -> None:
+    """Raise `DoesNotFitError` as `check_fit`, by compiled programs: estimates of alternatives are scaled by this plan's
+    ratio of compiled memory to formula."""
     corrections = {
         phase: estimate.memory[phase].activations / formula.activations
         for phase, formula in estimate.uncompiled.items()
         if formula.activations
     }
-    request = Request(spec, devices, fixed="model".__eq__, corrections=corrections, on_slice=on_slice)
-    check_fit(request, estimate.plan, typed)
+    _refuse(replace(request, corrections=corrections), estimate.plan, typed)
 
 
 def _hints(search: Suggestions, typed: Typed) -> list[str]:

@@ -16,7 +16,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.work import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
-from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.declare import kinds, weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
@@ -87,13 +87,10 @@ def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
 
 def _network_bytes(plan: Plan, name: str) -> int:
     """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
-    kinds: dict[tuple[object, ...], list[Weight]] = {}
-    for weight in weights(plan.network(name)):
-        kinds.setdefault((weight.axes, weight.shape, weight.dtype), []).append(weight)
-    place, size = placement(plan, name), 0
-    for weight, *alike in kinds.values():
-        size += (1 + len(alike)) * bytes_on_device(weight.get_value(), place(weight))
-    return size
+    place = placement(plan, name)
+    return sum(
+        len(alike) * bytes_on_device(alike[0].get_value(), place(alike[0])) for alike in kinds(plan.network(name))
+    )
 
 
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:

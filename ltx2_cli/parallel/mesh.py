@@ -1,9 +1,10 @@
 """A mesh of devices and the rules that lay arrays out on it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import MappingProxyType
 
 import jax
@@ -18,7 +19,7 @@ from ltx2_cli.parallel.devices import skip_absent_tpu, slice_index
 from ltx2_cli.parallel.rules import rule_mistakes
 from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.weights.declare import Weight
+from ltx2_cli.weights.declare import Axes, Shape, Weight
 
 skip_absent_tpu()  # all that uses devices imports this module
 
@@ -142,7 +143,8 @@ def _lay_out(
     mesh = _mesh(spec, devices, rows)
     weight_rules, activation_rules = (tuple(sorted(rules.items())) for rules in (spec.weights, spec.activations))
     plan = ShardingPlan(mesh, weight_rules, activation_rules, spec.attention, *_weight_layout(spec, devices[0]))
-    problems = [problem for weight in weights for problem in _misfits(plan, weight)]
+    misfits = cache(partial(_misfits, plan))
+    problems = [f"{weight.source}{misfit}" for weight in weights for misfit in misfits(weight.axes, weight.shape)]
     parts = plan.parts("heads")
     problems += [
         f"the {count} heads of {name} do not divide by the {parts} devices that share them"
@@ -168,13 +170,14 @@ def _weight_layout(spec: ShardingSpec, device: jax.Device) -> tuple[int | None, 
     return spec.bf16_tile_sublanes or sublanes, input_major if spec.input_major is None else spec.input_major
 
 
-def _misfits(plan: ShardingPlan, weight: Weight) -> Iterator[str]:
-    mesh_axes = _lookup(plan.weights, weight.axes)
+def _misfits(plan: ShardingPlan, axes: Axes, shape: Shape) -> list[str]:
+    mesh_axes, misfits = _lookup(plan.weights, axes), []
     if repeated := [axis for axis in mesh_axes if axis and mesh_axes.count(axis) > 1]:
-        yield f"{weight.source} would lie twice along mesh axis `{repeated[0]}`"
-    for length, axis in zip(weight.shape, mesh_axes, strict=True):
+        misfits.append(f" would lie twice along mesh axis `{repeated[0]}`")
+    for length, axis in zip(shape, mesh_axes, strict=True):
         if axis is not None and length % plan.mesh.shape[axis]:
-            yield f"{weight.source}: {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`"
+            misfits.append(f": {length} does not divide by the {plan.mesh.shape[axis]} of mesh axis `{axis}`")
+    return misfits
 
 
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:

@@ -21,7 +21,7 @@ from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
-from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.declare import Weight, kinds, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Extent = tuple[int, int, int]  # frames, height, width
@@ -278,9 +278,9 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
 def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
     """Bytes left on each device beside the weights of these networks, or of all networks if they stay resident."""
     held = [
-        bytes_on_device(weight.get_value(), sharding.weight(weight.axes))
+        len(alike) * bytes_on_device(alike[0].get_value(), sharding.weight(alike[0].axes))
         for name, network in networks.present().items()
-        for weight in weights(network)
         if all_resident or name in names
+        for alike in kinds(network)
     ]
     return device_memory(list(sharding.mesh.devices.flat)).planned - sum(held)

@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import jax
 
+from ltx2_cli.chips import chip
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.layout import device_profile
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import ComputeType, RunSpec
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
@@ -26,14 +27,23 @@ NOT_DISTILLED = {"dev", "undistilled"}
 def complete_request(
     spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device], from_latents: bool
 ) -> RunSpec:
-    """Complete `spec`: values of its recipe and of the devices' sharding profile, and a seed. An upsampler in the
+    """Complete `spec`: values of its recipe, of the devices' sharding profile and kind, and a seed. An upsampler in the
     checkpoint's folder takes precedence over the recipe's."""
     own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     sharding = device_profile(devices) if spec.sharding.profile == AUTO else AUTO
+    if spec.compute is ComputeType.auto:
+        spec = replace(spec, compute=faster_compute(spec, checkpoint, devices[0]))
     spec = apply_recipe(replace(spec, seed=seed), checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE, sharding)
     second = replace(spec.second_stage, upsampler=None) if own else spec.second_stage
     return replace(spec, second_stage=second if spec.running.video else replace(second, sigmas=(), lora=()))
+
+
+def faster_compute(spec: RunSpec, checkpoint: Checkpoint, device: jax.Device) -> ComputeType:
+    """The faster type of products with the denoiser's matrices, by the chip's published rates."""
+    kind, known = checkpoint.matrices(spec).transformer, chip(device.device_kind)
+    faster = kind and known and known.rate(kind.name) > known.flops
+    return ComputeType.full if faster else ComputeType.weights
 
 
 def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: str = AUTO) -> RunSpec:

@@ -36,7 +36,7 @@ from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import collect
-from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.declare import kinds
 
 DECODERS = ("vae", "audio_vae", "vocoder")
 
@@ -164,7 +164,7 @@ def build_plan(
     spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
     remarks.check_clip(spec, arch)
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
-    declared_weights = [weight for module in networks.present().values() for weight in weights(module)]
+    declared_weights = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     longest = max(spec.max_sequence_length, *(size.geometry.video_tokens for size in sizes))
     attention, weighted = spec.sharding.attention, weights_references(spec)

@@ -36,8 +36,10 @@ class WeightType(StrEnum):
 
 
 class ComputeType(StrEnum):
-    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`)."""
+    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`); `auto`:
+    full where the devices' published rate is above that of bfloat16."""
 
+    auto = "auto"
     weights = "weights"
     full = "full"
 

@@ -42,7 +42,7 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
             sentence = "steps are measured without what a clip is given"
             image, *more, audio = map(option, ("conditions/image", "conditions/video", "conditions/reference", "audio"))
             raise UsageError(sentence, f"leave out {', '.join([image, *more])} and {audio}")
-        check_fit(request, plan, typed)
+        plan = check_fit(request, plan, typed)
         report.flush()
         timings, seconds = measure_steps(plan, report)
         facts = perf_facts(plan, BENCH_STEPS)

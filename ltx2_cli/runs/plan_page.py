@@ -21,10 +21,9 @@ from ltx2_cli.estimate.estimate import (
     forward_programs,
     record,
 )
-from ltx2_cli.estimate.fit import Typed, check_estimate
+from ltx2_cli.estimate.fit import Request, Typed, check_estimate, choose
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices
-from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.summary import request_rows
 from ltx2_cli.units import duration, quantity
@@ -50,7 +49,8 @@ def print_plan(
     if dump:
         dump.mkdir(parents=True, exist_ok=True)
     devices = topology(slice_name) if slice_name is not None else tuple(find_devices())
-    chosen = plan_offline(spec, devices)
+    request = Request(spec, devices, fixed="model".__eq__, on_slice=slice_name is not None)
+    chosen = choose(request, request.plan())
     meshes = search_meshes(chosen, devices, report) if search else None
     best = meshes.best if meshes else None
     if best and not everything:
@@ -65,7 +65,7 @@ def print_plan(
         print_out(json.dumps({**record(estimate), **(meshes.record() if meshes else {})}, indent=2))
     else:
         print_out("\n".join(map(visible, [*(search_lines(meshes) if meshes else ()), *estimate_lines(estimate)])))
-    check_estimate(spec, devices, estimate, slice_name is not None, typed)
+    check_estimate(request, estimate, typed)
     report.flush()
 
 

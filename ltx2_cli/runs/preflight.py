@@ -55,9 +55,7 @@ def fitting_plan(request: Request, typed: Typed) -> Plan:
     """The plan of a request; missing files are downloaded. Raises `DoesNotFitError` if it does not fit, for a published
     model before anything is downloaded."""
     check_published(request, typed)
-    plan = request.resolved()
-    check_fit(request, plan, typed)
-    return plan
+    return check_fit(request, request.resolved(), typed, Request.resolved)
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class DryRun:
             plan = request.plan()
         except UnknownNetworkError:
             return cls(request, downloads, None)
-        check_fit(request, plan, typed)
-        return cls(request, downloads, plan)
+        return cls(request, downloads, check_fit(request, plan, typed))
 
     def print(self, session: Session, drawn: bool) -> None:
         """Print it on the first host; the seed is marked as random if it was `drawn`."""
@@ -141,6 +138,7 @@ def plan_facts(plan: Plan) -> Facts:
     }
     headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
+    contents["the layout"] = f"{plan.sharding.text} {plan.spec.weights} {plan.spec.compute}".encode()
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
     contents["pictures"] = "".join(video.sha256 for video in plan.input_videos).encode()
     contents["the sound"] = plan.input_audio.sha256.encode() if plan.input_audio else b""

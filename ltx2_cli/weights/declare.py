@@ -3,6 +3,7 @@ of files follow from them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
@@ -112,6 +113,16 @@ def is_weight(node: object) -> bool:
 def weights(module: nnx.Module) -> list[Weight]:
     """Every weight that `module` declares, in a fixed order."""
     return jax.tree.leaves(module, is_leaf=is_weight)
+
+
+@lru_cache(maxsize=64)
+def kinds(network: nnx.Module) -> tuple[list[Weight], ...]:
+    """Weights of equal axes, shape and type together, of a network without their values. Looked for once: plans of
+    many requests share a network that nobody changes."""
+    found: dict[tuple[object, ...], list[Weight]] = {}
+    for weight in weights(network):
+        found.setdefault((weight.axes, weight.shape, weight.dtype), []).append(weight)
+    return tuple(found.values())
 
 
 def map_weights(change: Callable[[Weight], object], module: M) -> M:

@@ -1,5 +1,6 @@
 """Runs whose matrices are in eight bits."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
 from kitchen import quantised_file
+from ltx2_cli import chips
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
@@ -121,3 +123,29 @@ def test_with_float32_they_are_refused(
     assert run_program(monkeypatch, *asked) == 2
     nearest = "nearest: --dtype bfloat16, or --weights auto"
     assert f"weights {held} are less exact than dtype float32; {nearest}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_eight_bits_are_chosen_where_wider_matrices_do_not_fit(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And are said; the latents are those of the types asked for by name, which are refused as before."""
+    asked = ["generate", "--model", str(checkpoint.folder), "--prompt", "a ball", *CLIP, "--no-audio", *LENGTH]
+
+    def run(held: str, *options: str) -> tuple[int, str, str]:
+        types = [] if held == "left open" else ["--weights", held]
+        files = ["--save-latents", str(tmp_path / held), "-o", str(tmp_path / f"{held}.mp4")]
+        kept = ["--set", "keep_resident=true", "--set", "vae_memory_gb=1"]  # decoding beside all networks, untiled
+        code = run_program(monkeypatch, *asked, *kept, *types, *files, *options)
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    pages = [json.loads(run(held, "--dry-run", "--json")[1]) for held in ("int8", "bfloat16")]
+    limit = sum(max(page["memory"].values()) for page in pages) / 2
+    monkeypatch.setattr(chips, "CHIPS", (chips.Chip("tiny", ("cpu",), limit, 1e12, 1e12, 1e12),))
+    code, _, said = run("bfloat16")
+    assert (code, "this does not fit" in said) == (3, True)
+    for held, warned in {"int8": False, "left open": True}.items():
+        code, _, said = run(held)
+        assert (code, "chosen: --weights int8, which changes latents" in said) == (0, warned)
+    latents = [load_file(tmp_path / held)["video"] for held in ("int8", "left open")]
+    np.testing.assert_array_equal(*latents)

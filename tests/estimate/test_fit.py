@@ -1,14 +1,16 @@
 """Requests against devices: each fits, or is refused with a request that then fits. No device is needed."""
 
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
+from ltx2_cli.estimate.fit import INT8_CHANGES, Alternative, Request, available_memory, check_fit
 from ltx2_cli.estimate.fit import MOST as MOST_OF_A_GPU
-from ltx2_cli.estimate.fit import Alternative, Request, available_memory, check_fit
 from ltx2_cli.request.profiles import read_spec
 
 DEVICES = {
@@ -30,7 +32,8 @@ REQUESTS: dict[str, dict[str, object]] = {
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
 HEADS, INT8 = "--set sharding.mesh.heads=4", "--set weights=int8"
 SMALLER = f"{MOST} --set "
-# What each device is told, by request: that it fits; what to ask instead; or that only the embedded model fits.
+# What each device is told, by request: that it fits; what to ask instead, which is chosen where the sharding is left
+# open; or that only the embedded model fits.
 EXPECTED = {
     "v6e-1": (INT8, INT8, INT8, FITS),
     "v6e-8": (FITS, FITS, FITS, FITS),
@@ -82,6 +85,24 @@ def fits_now(request: Request, alternative: Alternative) -> bool:
     return max(memory.peak for memory in again.memory(plan).values()) <= most
 
 
+def check_choice(request: Request, expected: str) -> Request:
+    """Check that what is left open is chosen so that the request fits, and said. Returns the request with the profile
+    named and weights as they are, which is refused."""
+    plan, profile = check_fit(request, request.plan(), str), request.plan().spec.sharding
+    assert max(memory.peak for memory in request.memory(plan).values()) <= available_memory(plan).limit
+    *_, warning = plan.warnings
+    if expected == HEADS:
+        assert plan.spec.sharding.mesh["heads"] == 4
+        assert (plan.spec.weights, f"chosen: devices {plan.sharding.text}" in warning) == ("auto", True)
+    else:
+        assert (plan.spec.weights, plan.sharding.text) == ("int8", "one device")
+        measured = Path("benchmarks/accuracy.md").read_text()
+        assert f"chosen: --weights int8, which {INT8_CHANGES}" in warning
+        percent = re.search(r"([0-9.]+) %", INT8_CHANGES)[1]
+        assert re.search(rf"^\| int8 \| weights \|.* {float(percent) / 100:.3f}, ", measured, re.MULTILINE)
+    return replace(request, spec=replace(request.spec, sharding=profile))
+
+
 @pytest.mark.parametrize(
     ("device", "request_", "expected"),
     [
@@ -93,8 +114,10 @@ def fits_now(request: Request, alternative: Alternative) -> bool:
 def test_each_request_fits_or_is_refused_with_an_alternative(device: str, request_: str, expected: str) -> None:
     request = ask(DEVICES[device], **REQUESTS[request_])
     if expected == FITS:
-        check_fit(request, request.plan(), str)
+        assert check_fit(request, plan := request.plan(), str) == plan
         return
+    if expected in (HEADS, INT8):
+        request = check_choice(request, expected)
     error, suggested = refusal(request)
     assert str(error).startswith("this does not fit: to ")
     assert suggested is not None

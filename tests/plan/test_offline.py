@@ -92,3 +92,19 @@ def test_a_mesh_may_split_one_side_of_a_slice() -> None:
     """Four passes along the eight chips of a side, whose other half is for tokens."""
     plan = plan_offline(read_spec(prompt="rain", model="demo"), topology("v6e:2x8"))
     assert dict(plan.sharding.mesh.shape) == {"passes": 4, "tokens": 2, "heads": 2, "embed": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "compute"),
+    [
+        ("v6e:2x4", "int8", "full"),
+        ("v6e:2x4", "fp8", "weights"),
+        ("tpu7x:2x2x1", "fp8", "full"),
+        ("tpu7x:2x2x1", "int8", "weights"),
+        ("v6e:2x4", "auto", "weights"),
+    ],
+)
+def test_products_are_in_eight_bits_where_the_chip_is_faster_then(name: str, weights: str, compute: str) -> None:
+    spec = read_spec(prompt="rain", model="ltx2.3", weights=weights, compute="auto")
+    assert plan_offline(spec, topology(name)).spec.compute == compute
+    assert plan_offline(spec, ONE).spec.compute == "weights"
