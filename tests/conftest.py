@@ -42,11 +42,12 @@ signal.signal(signal.SIGHUP, lambda number, frame: sys.exit(128 + number))
 FIRST = [
     f"test_{name}.py"
     for name in (
-        *("distributed", "kernels", "shown", "courses", "splash"),  # the longest
+        *("hosts", "kernels", "shown", "courses", "splash"),  # the longest
         *("compiling", "programs", "private_api"),  # which forget what is compiled, that others need too
         "timings",  # a trace has all programs that the process has compiled
-        *("run", "resume", "command", "precision", "sharded", "attention", "tiles", "gemma", "transformer", "measure"),
-        *("wheel", "benchmarks", "memory", "properties", "interrupts", "checkpoint", "two_stage", "pipeline", "plan"),
+        *("condition_table", "run", "resume", "command", "batch", "two_stage", "precision", "sharded", "attention"),
+        *("tiles", "vocoder", "pipeline", "gemma", "transformer", "wheel", "benchmarks", "memory", "properties"),
+        *("interrupts", "checkpoint", "plan"),
     )
 ]
 

@@ -83,6 +83,7 @@ def warm_up(folder: Path, *arguments: str) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_the_wheel_makes_the_demo_clip_by_programs_of_another_process(installed: Path, tmp_path: Path) -> None:
     """That had another prompt, steps, seed, and frames a second that leave the sound its length; and it compiles none:
     neither other scales nor other blocks need it."""

@@ -170,6 +170,7 @@ def inputs(checkpoint: Checkpoint, tmp_path: Path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.slow
 def test_a_clip_is_done_only_of_the_same_files(batch: Run, inputs: dict[str, Path]) -> None:
     """Nothing is made again where nothing has changed, and a clip of other files is not overwritten."""
     conditions = [
@@ -266,6 +267,7 @@ def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.Mo
     assert not [*Path().glob("*.run"), *Path().glob(".*")]
 
 
+@pytest.mark.slow
 def test_networks_that_do_not_fit_together_take_turns(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all jobs: the text of each is read, then all are denoised, then all are decoded."""
     lines = [{"prompt": "rain", "seed": 3}, {"prompt": "snow", "seed": 3, "width": 96}]

@@ -290,6 +290,7 @@ NOT_NUMBERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "tensor"), NOT_NUMBERS, ids=lambda value: value)
 def test_weights_with_nan_are_named(folder: Path, network: str, tensor: str) -> None:
     path = folder / network / ("model.safetensors" if network == "text_encoder" else WEIGHTS)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -15,6 +16,7 @@ from tiny import draw_noise
 GUIDANCE = ("guidance-scale", "stg-scale", "modality-scale", "guidance-rescale")
 
 
+@pytest.mark.slow
 def test_generate_makes_the_latents_of_the_reference(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Compiled as for a user, where the other tests compile in haste."""
     save_file(draw_noise(checkpoint.pipeline, 12, *ALL_ON.size), tmp_path / "noise")

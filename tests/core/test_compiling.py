@@ -58,6 +58,7 @@ def test_no_compile_lists_all_missing_programs_first(checkpoint: Checkpoint) -> 
         unheard(1)
 
 
+@pytest.mark.slow
 def test_after_a_warm_up_nothing_is_compiled_and_the_result_is_equal(
     checkpoint: Checkpoint, compilations: list[str]
 ) -> None:

@@ -80,6 +80,7 @@ def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("given", GIVEN)
 def test_it_is_held_and_eight_devices_make_what_one_makes(

@@ -30,6 +30,7 @@ def test_frames_and_sound_equal_the_reference(checkpoint: Checkpoint, tmp_path: 
     check_media(checkpoint, ALL_ON, 24000, tmp_path)
 
 
+@pytest.mark.slow
 def test_latents_equal_the_reference_with_random_constants(tmp_path: Path) -> None:
     """A checkpoint in which every constant is another one than usual, with some weights in bfloat16 on disk."""
     pipeline = tiny_pipeline(tmp_path / "checkpoint", 30, UNUSUAL, halved=("text_encoder", "transformer", "vae"))
@@ -38,6 +39,7 @@ def test_latents_equal_the_reference_with_random_constants(tmp_path: Path) -> No
     check_media(checkpoint, UNUSUAL_CASE, 6300, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_newer_model_equals_the_reference(tmp_path: Path) -> None:
     """LTX-2.3: gates, text modulated by the noise level, features by stream, another decoder, sound at 48 kHz."""
     checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))

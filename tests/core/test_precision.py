@@ -46,6 +46,7 @@ def test_the_denoiser_of_real_size_multiplies_in_float32(name: str, model: str) 
     assert count_products(stage_programs(plan, 0).forward.lower()) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLICES)
 def test_every_network_multiplies_in_float32(name: str) -> None:
     """Of the embedded model, which has them all."""
@@ -54,6 +55,7 @@ def test_every_network_multiplies_in_float32(name: str) -> None:
     assert all(products[name] for name in MULTIPLYING), products
 
 
+@pytest.mark.slow
 @needs_cuda
 def test_the_denoiser_compiles_for_an_h100_with_cudnn_attention() -> None:
     in_layer = 5  # self 2, text 2, audio to video

@@ -156,6 +156,7 @@ def test_streams_and_traded_tokens_lie_row_major(lowered_steps: Lowered) -> None
     assert found == {f"{rows}x{part}": count for rows in (3, 4) for part, count in (streams | traded).items()}
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_the_steps_read_stacked_weights_as_they_lie(lowered_steps: Lowered) -> None:
     """In the loop of steps, and in both loops over the layers: else XLA copies all of them before the first step. Each

@@ -170,6 +170,7 @@ def state(left: Path) -> tuple[object, ...]:
         return file.metadata()["place"], len(complete) < len([*left.iterdir()]), *complete
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_can_be_resumed(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(
         check(place, remains[-1])
 
 
+@pytest.mark.slow
 def test_files_are_complete_at_any_moment(remains: list[Path]) -> None:
     for left in remains:
         for path in left.iterdir():
@@ -213,6 +215,7 @@ def signalled(place: Path, asked: list[str], seconds: float, number: signal.Sign
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(KILLS))
 def test_a_killed_run_resumes_to_the_same_bytes(
     attempt: int, asked: list[str], remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +228,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     check(place, remains[-1])
 
 
+@pytest.mark.slow
 def test_doubles_by_default_change_no_byte_of_a_resumed_run(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +246,7 @@ def test_doubles_by_default_change_no_byte_of_a_resumed_run(
         check(place, remains[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_stop_request_ends_a_run_after_its_step(
     number: signal.Signals,
@@ -283,6 +288,7 @@ def test_a_stop_request_ends_a_run_after_its_step(
     check(place, remains[-1])
 
 
+@pytest.mark.slow
 def test_a_batch_of_two_stages_loads_each_denoiser_once(
     asked: list[str],
     remains: list[Path],
@@ -306,6 +312,7 @@ def test_a_batch_of_two_stages_loads_each_denoiser_once(
         assert batch == once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["c-s3.run", "l-s4.safetensors", "c-s3.mp4", "c-s4.yaml"])
 def test_a_full_disk_keeps_earlier_files(
     file: str,
@@ -339,6 +346,7 @@ def test_a_full_disk_keeps_earlier_files(
     check(place, remains[-1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_kept_as_often_as_it_was_begun(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +366,7 @@ def test_a_resumed_run_is_kept_as_often_as_it_was_begun(
     assert len({said for said in seen if json.loads(said)[2]}) > 3
 
 
+@pytest.mark.slow
 def test_changed_versions_and_devices_are_named(
     remains: list[Path], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

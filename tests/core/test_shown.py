@@ -33,11 +33,13 @@ def shown() -> list[tuple[Scene, Seen]]:
     return [*zip(scenes, seen, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_clip_shows_and_sounds_like_its_prompt(shown: list[tuple[Scene, Seen]]) -> None:
     found = shares(*zip(*shown, strict=True))
     assert all(found[what] >= 0.9 for what in WHAT), found
 
 
+@pytest.mark.slow
 def test_a_clip_does_not_match_another_prompt(shown: list[tuple[Scene, Seen]]) -> None:
     """So that the shares above mean something."""
     scenes, seen = zip(*shown, strict=True)
@@ -46,6 +48,7 @@ def test_a_clip_does_not_match_another_prompt(shown: list[tuple[Scene, Seen]]) -
         assert np.mean([each[what] for each in others]) < 0.7
 
 
+@pytest.mark.slow
 def test_the_frames_in_the_docs_are_made_by_their_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

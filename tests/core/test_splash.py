@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.report import Report
@@ -25,6 +26,7 @@ def latents(folder: Path, sharding: str, attention: str) -> Streams[np.ndarray]:
     return state.latents
 
 
+@pytest.mark.slow
 def test_kernels_of_tpus_make_the_clip_of_plain_attention(tmp_path: Path) -> None:
     """Kernels with gates and without, and on meshes like those of both profiles, are compared alone in tests/nn."""
     folder = random_folder(replace(LTX2_3, transformer=replace(LTX2_3.transformer, num_layers=2)), tmp_path)

@@ -283,6 +283,7 @@ def test_a_resident_run_makes_the_same_latents_again(
         assert {DENOISER, STAGE2_DENOISER} & components.resident.keys() == {STAGE2_DENOISER}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "text_tokens"), [("single", 32), ({"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}, 96)]
 )

@@ -259,6 +259,7 @@ assert dict(os.environ) == variables
 """
 
 
+@pytest.mark.slow
 def test_torchax_leaves_torch_and_jax_unchanged():
     done = subprocess.run([sys.executable, "-c", UNDISTURBED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -249,6 +249,7 @@ def test_the_wave_is_as_exact_on_a_tpu(pair, monkeypatch: pytest.MonkeyPatch):
     check_on_tpu(reference, ours, spectrograms(arch, 9), monkeypatch)
 
 
+@pytest.mark.parametrize("extended", [EXTENDED["other numbers"]], ids=["other numbers"], indirect=True)
 def test_the_extended_wave_is_as_exact_on_a_tpu(extended, monkeypatch: pytest.MonkeyPatch):
     reference, ours, arch = extended
     check_on_tpu(reference, ours, spectrograms(arch, 16), monkeypatch)

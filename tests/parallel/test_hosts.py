@@ -212,6 +212,7 @@ def check_stopped(hosts: Hosts, number: int, step: int) -> None:
     assert "stopped" not in hosts[1][2]
 
 
+@pytest.mark.slow
 def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) -> None:
     """Also where a run is gone on with; and the processes end with it."""
     check_stopped(runs.stopped_again, 0, 3)
@@ -220,10 +221,12 @@ def test_sigterm_on_the_first_host_stops_both_after_the_same_step(runs: Runs) ->
     assert [path.name for path in runs.folder.glob("last*")] == ["last.run"]
 
 
+@pytest.mark.slow
 def test_sigterm_on_the_second_host_stops_both_after_the_same_step(runs: Runs) -> None:
     check_stopped(runs.stopped_by_second, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_on_two_hosts_resumes_to_the_same_bytes(runs: Runs) -> None:
     (code, _, err), other = runs.finished
     assert code == 0, err
@@ -242,6 +245,7 @@ def streams(clip: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_only_the_first_host_writes_and_prints(runs: Runs) -> None:
     _, out, _ = runs.finished[0]
     paths = [line for line in out.splitlines() if "identical" not in line and line != "shared"]
@@ -256,10 +260,12 @@ def test_only_the_first_host_writes_and_prints(runs: Runs) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_shared_folders_are_distinguished_from_local_ones(runs: Runs) -> None:
     assert runs.finished[0][1].splitlines().count("shared") == 1
 
 
+@pytest.mark.slow
 def test_two_hosts_generate_the_same_clip_as_one(runs: Runs) -> None:
     """Sums over devices differ in their last bits by how these are connected."""
     plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
@@ -274,10 +280,12 @@ def assert_near(found: np.ndarray, wanted: np.ndarray) -> None:
     assert np.linalg.norm(found - wanted) <= 2e-5 * np.linalg.norm(wanted)
 
 
+@pytest.mark.slow
 def test_two_hosts_replay_the_clip_identically(runs: Runs) -> None:
     assert "identical" in runs.finished[0][1]
 
 
+@pytest.mark.slow
 def test_two_hosts_decode_the_same_frames_as_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = str(runs.folder / "clip.safetensors")
     assert run_program(monkeypatch, "decode", latents, "-o", f"{tmp_path}/frames/", *MESH) == 0
@@ -288,6 +296,7 @@ def test_two_hosts_decode_the_same_frames_as_one(runs: Runs, tmp_path: Path, mon
     assert (runs.folder / "decoded.wav").stat().st_size > 9000
 
 
+@pytest.mark.slow
 def test_two_hosts_upsample_to_the_same_latents_as_one(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def first_differentiated(
     return lambda values: ((0.0, {}) if course in ALIKE else loss(values), values)
 
 
+@pytest.mark.slow
 def test_the_command_trains_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every course, one step of it; every network's shapes and gradients."""
     monkeypatch.setenv("GLIBC_TUNABLES", command.MEMORY)
