@@ -11,13 +11,14 @@ from jaxtyping import AbstractArray
 
 def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which raises `TypeError` for an argument or a result of another dtype or shape than is annotated."""
-    types = {name: parameter.annotation for name, parameter in signature(function).parameters.items()}
+    declared = signature(function)
+    types = {name: parameter.annotation for name, parameter in declared.parameters.items()}
     arguments = {name: kind for name, kind in types.items() if has_shape(kind)}
-    result = signature(function).return_annotation
+    result = declared.return_annotation
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        values = signature(function).bind(*args, **kwargs).arguments
+        values = declared.bind(*args, **kwargs).arguments
         for name, kind in arguments.items():
             if name in values and not isinstance(values[name], kind):
                 raise TypeError(f"{name} is no {kind}")

@@ -99,6 +99,7 @@ def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
         assert 1 < least["frames"] / least["sound"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
 
 
+@pytest.mark.slow
 def test_the_gpu_benchmark_runs_with_the_embedded_model_anywhere() -> None:
     rows = [line.strip("| ").split(" | ") for line in [*lines(tiny=True, room=math.inf)][4:]]
     assert [int(passes) for passes, *_ in rows] == [2, 1]

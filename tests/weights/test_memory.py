@@ -15,6 +15,7 @@ from ltx2_cli.weights.load import CHUNK_BYTES, READ_AHEAD
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux counts it")
 def test_host_memory_beside_two_gigabytes_of_weights_is_bounded(tmp_path: Path) -> None:
     """In chunks by what `load` says of itself; its largest tensors have the size of a chunk."""
