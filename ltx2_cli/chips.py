@@ -28,6 +28,7 @@ class Chip:
     flops: float  # a second, dense bfloat16
     hbm_bandwidth: float  # bytes a second
     link_bandwidth: float  # bytes a second over one link, in one direction: half of both
+    host_bandwidth: float = 0.0  # bytes a second from the host; 0: not published
     torus: tuple[int, ...] = ()  # chips along the axes of the smallest TPU slice whose ends are joined; else a switch
     die_bandwidth: float = 0.0  # bytes a second between the devices of a chip, in one direction
     flops_per_cycle: int = 0  # of a TPU's matrix units
@@ -76,6 +77,7 @@ def _chip(row: dict[str, str]) -> Chip:
         fp8_flops=float(row["fp8_flops"] or 0),
         hbm_bandwidth=float(row["hbm_bandwidth"]),
         link_bandwidth=float(row["link_bandwidth"]),
+        host_bandwidth=float(row["host_bandwidth"] or 0),
         torus=tuple(int(size) for size in row["torus"].split("x") if size),
         die_bandwidth=float(row["die_bandwidth"] or 0),
         flops_per_cycle=int(row["flops_per_cycle"] or 0),

@@ -6,6 +6,15 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
+class Client:
+    """A runtime that reaches no device: jax then believes in any kind of memory."""
+
+    def process_index(self) -> int:
+        """The process that asks."""
+        return -1
+
+
+@dataclass(frozen=True)
 class DescribedDevice:
     """A device by its kind, its place and what it says of its memory."""
 
@@ -18,6 +27,7 @@ class DescribedDevice:
     process_index: int = 0
     compute_capability: str = "8.9"  # of a GPU
     slice_index: int = 0
+    client: Client = Client()
 
     def memory_stats(self) -> dict[str, int] | None:
         """As jax has it of a device that is here."""

@@ -49,6 +49,7 @@ def named_gpu(kind: str, fraction: float = DEFAULT_FRACTION) -> tuple[DescribedD
 
 
 INT8, FP8 = (("compute=full", f"weights={name}") for name in ("int8", "fp8"))
+OFFLOAD = "offload=layers"
 MACHINES = (
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2)),
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2), FP8),
@@ -56,11 +57,13 @@ MACHINES = (
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8), INT8),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8)),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), INT8),
+    Machine("1 TPU v5e", tpus("TPU v5 lite", 1), (*INT8, OFFLOAD)),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
     Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (1)"),
     Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (1)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, OFFLOAD)),
     Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
 )
 
@@ -81,6 +84,7 @@ def fit_table() -> Iterator[str]:
         estimates = [estimate_plan(plan) for plan in plans]
         mesh = " or ".join(dict.fromkeys(plan.sharding.text for plan in plans)) + machine.note
         held = next((text.partition("=")[2] for text in machine.settings if text.startswith("weights=")), "bfloat16")
+        held += ", layers on the host (2)" * (OFFLOAD in machine.settings)
         row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, held, *map(cell, estimates))
         yield f"| {' | '.join(row)} |\n"
 

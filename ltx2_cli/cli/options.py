@@ -122,6 +122,10 @@ class ContentOptions(ModelOptions):
         Literal["auto", "weights", "full"] | None,
         option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits; auto: faster."),
     ] = None
+    offload: Annotated[
+        Literal["none", "layers"] | None,
+        option(MODEL, "What stays in the host's memory: the layers of the denoiser, copied one ahead, or none."),
+    ] = None
 
 
 @dataclass(kw_only=True)

@@ -43,6 +43,7 @@ def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
         "dtype": plan.dtype.value,
         "weights": plan.spec.weights.value,
         "compute": plan.spec.compute.value,
+        "offload": plan.spec.offload.value,
         "videos": f"{len(plan.batches)} x {plan.batch_size}",
         "sizes": [_size(plan, stage) for stage in stages],
         "passes": [len(stage.passes) for stage in stages],

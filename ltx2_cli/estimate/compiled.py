@@ -19,6 +19,7 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.cycles import Cycles, clear_schedules, program_cycles
 from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
 from ltx2_cli.parallel.links import seconds_per_byte
+from ltx2_cli.weights.host import is_on_host
 
 Groups = list[tuple[int, ...]]
 # How libtpu states the memory of a program that is too large: all of it, or temporaries alone.
@@ -124,7 +125,7 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     assert analysis is not None
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     # On the CPU, XLA's peak leaves out temporaries that are never all in use.
-    peak = max(analysis.peak_memory_in_bytes, arguments + temporaries)
+    peak = max(analysis.peak_memory_in_bytes - analysis.host_argument_size_in_bytes, arguments + temporaries)
     memory = Memory(arguments, temporaries, peak)
     cycles = program_cycles(text, chip(mesh.devices.flat[0].device_kind))
     activations = peak - _weight_bytes(compiled)
@@ -138,7 +139,8 @@ def _weight_bytes(compiled: jax.stages.Compiled) -> int:
         if isinstance(argument, nnx.Module):
             leaves = jax.tree.leaves(placed, is_leaf=lambda leaf: leaf is None)  # None: the program does not read it
             for weight, sharding in zip(jax.tree.leaves(argument), leaves, strict=True):
-                size += math.prod(sharding.shard_shape(weight.shape)) * weight.dtype.itemsize if sharding else 0
+                if sharding and not is_on_host(sharding):
+                    size += math.prod(sharding.shard_shape(weight.shape)) * weight.dtype.itemsize
     return size
 
 

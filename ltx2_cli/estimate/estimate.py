@@ -17,6 +17,7 @@ from ltx2_cli.estimate.phases import (
     PHASES,
     REFINE,
     PhaseMemory,
+    host_bytes,
     phase_memory,
     read_bytes,
     run_phases,
@@ -29,6 +30,7 @@ from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.work import over_least, step_of
+from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import Range
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.declare import Weight, weights
@@ -108,7 +110,8 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
         sending, times = _sending(plan, phase, forward), stage.steps if phase in LOOPS else 1
-        parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates) if rates else None
+        away = host_bytes(plan, stage.network) if phase in LOOPS else 0
+        parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
             seconds[phase] = max(parts.values()) * times
             one = _expected(parts, over_least(rates, plan.spec.compute, phase), forward)
@@ -138,13 +141,15 @@ def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
 
 def _expected(parts: Mapping[str, float], over_least: Range, forward: Compiled | None) -> Range:
     """Expected time of a step or a phase: the compiler's, with and without the row maximum of attention, else a
-    multiple of the lower bound; plus that of sending, which nothing overlaps."""
+    multiple of the lower bound; plus that of sending, which nothing overlaps. Layers arrive from the host beside the
+    arithmetic, or, where the compiler starts the copy late, after it."""
     if forward and (cycles := forward.cycles):
         low, high = cycles.seconds, (cycles.total + cycles.searching) / cycles.hertz
     else:
         least = max(parts["compute"], parts["memory"])
         low, high = over_least.low * least, over_least.high * least
-    return Range(low + parts["communication"], high + parts["communication"])
+    arriving = parts.get("host", 0)
+    return Range(max(low, arriving) + parts["communication"], high + arriving + parts["communication"])
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:
@@ -286,7 +291,14 @@ def assumptions(plan: Plan) -> list[str]:
     if (rates := chip(plan.sharding.mesh.devices.flat[0].device_kind)) is None:
         return []
     link = "over each of its links" if rates.torus else "to the others"
+    arriving = []
+    if plan.spec.offload is Offload.layers:
+        rate = (
+            f"at {rates.host_bandwidth / 1e9:.0f} GB/s" if rates.host_bandwidth else "in no time: no rate is published"
+        )
+        arriving = [f"layers arrive from the host {rate}"]
     return [
+        *arriving,
         f"a device does {rates.flops / 1e12:.0f} TFLOP/s, reads {rates.hbm_bandwidth / 1e9:.0f} GB/s and sends"
         f" {rates.link_bandwidth / 1e9:.0f} GB/s {link}, as its maker says",
         "arithmetic, memory and links overlap fully, and all devices work evenly",

@@ -38,7 +38,7 @@ from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request import spelling
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
-from ltx2_cli.request.spec import DType, RunSpec, WeightType
+from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
@@ -51,7 +51,10 @@ DEMO = "demo"
 INT8_CHANGES = "changes latents: those of the demo by 4.7 % of their norm"  # benchmarks/accuracy.md
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
-    ("height", "width", "num_frames", "num_videos", "max_sequence_length", "sharding", "keep_resident", "vae_memory_gb")
+    (
+        *("height", "width", "num_frames", "num_videos", "max_sequence_length"),
+        *("sharding", "keep_resident", "vae_memory_gb", "offload"),
+    )
 )
 
 
@@ -190,6 +193,9 @@ class Suggestions:
         for start in self.starts[1:]:
             yield start
             yield from self.meshes(start)
+        if self.plan.spec.offload is Offload.none and self.plan.spec.scan_layers:  # slower than all others
+            host, starts = setting(offload=Offload.layers), (Alternative(), *costly, *self.starts[1:])
+            yield from (start.also(host) for start in starts)
 
     def meshes(self, start: Alternative) -> Iterator[Alternative]:
         """`start` on other meshes: the devices' own profile for a plan on a single device, else meshes of the plan's

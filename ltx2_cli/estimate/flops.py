@@ -127,11 +127,11 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
 
 
-def roofline(compute: float, bytes_read: float, sending: float, chip: Chip) -> dict[str, float]:
+def roofline(compute: float, bytes_read: float, sending: float, chip: Chip, from_host: float = 0) -> dict[str, float]:
     """Seconds of each part of a device's work at the published rates. All parts may overlap: the longest is the lower
-    bound."""
-    times = compute, bytes_read / chip.hbm_bandwidth, sending
-    return dict(zip(("compute", "memory", "communication"), times, strict=True))
+    bound. `from_host`: bytes of layers in the host's memory."""
+    times = {"compute": compute, "memory": bytes_read / chip.hbm_bandwidth, "communication": sending}
+    return {**times, "host": from_host / chip.host_bandwidth} if from_host and chip.host_bandwidth else times
 
 
 def _elements(weights: Sequence[Weight]) -> int:

@@ -2,8 +2,8 @@
 to `memory_analysis()` of programs compiled by libtpu 0.0.42; `tests/estimate/test_phases.py` has the figures."""
 
 import math
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.encode import text_sharding
@@ -15,10 +15,10 @@ from ltx2_cli.plan.inputs import AUDIO_ENCODER, DENOISER, STAGE2_DENOISER, VIDEO
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.work import text_bytes
-from ltx2_cli.request.spec import AttentionBackend, DType, Streams
+from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
 from ltx2_cli.weights.declare import kinds, weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
-from ltx2_cli.weights.quantized_matrix import bytes_on_device
+from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
 INPUT_VIDEOS, INPUT_AUDIO = "pictures", "sound"
@@ -38,6 +38,7 @@ START = RunState()
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
+LAYERS_HERE = 3  # of those that lie on the host: the one in work, the next one, and its place in the loop's state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 FLOAT32 = 4  # bytes
 
@@ -85,12 +86,23 @@ def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in PHASES[phase])
 
 
-def _network_bytes(plan: Plan, name: str) -> int:
+def host_bytes(plan: Plan, name: str) -> int:
+    """Bytes of a network in the host's memory for each device."""
+    return _network_bytes(plan, name, bytes_on_host)
+
+
+def _network_bytes(plan: Plan, name: str, counted: Callable[[Any, Place], int] = bytes_on_device) -> int:
     """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
     place = placement(plan, name)
-    return sum(
-        len(alike) * bytes_on_device(alike[0].get_value(), place(alike[0])) for alike in kinds(plan.network(name))
-    )
+    return sum(len(alike) * counted(alike[0].get_value(), place(alike[0])) for alike in kinds(plan.network(name)))
+
+
+def _largest_stack(plan: Plan, names: Collection[str]) -> int:
+    """Bytes of the largest weight in the host's memory: its zeros are made on the device."""
+    if plan.spec.offload is Offload.none:
+        return 0
+    placed = ((weight, placement(plan, name)) for name in names for weight in weights(plan.network(name)))
+    return max((bytes_on_host(weight.get_value(), place(weight)) for weight, place in placed), default=0)
 
 
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
@@ -102,7 +114,8 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
-        memory[phase] = PhaseMemory(loaded, loaded + min(moving, loaded), activation_bytes(plan, phase))
+        loading = loaded + min(moving, loaded) + _largest_stack(plan, PHASES[phase])
+        memory[phase] = PhaseMemory(loaded, loading, activation_bytes(plan, phase))
     return memory
 
 
@@ -129,7 +142,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             itemsize, connectors = _itemsize(spec.dtype), plan.arch.connectors
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
-            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts
+            here = LAYERS_HERE * host_bytes(plan, "connectors") // min(part.layers for part in connectors.connectors)
+            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts + here
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
@@ -140,7 +154,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
 
 
 def _denoise_bytes(plan: Plan, stage: Stage) -> int:
-    """A stage's loop: the text, rotary tables, latents, the activations of one layer, and copies of matrices."""
+    """A stage's loop: the text, rotary tables, latents, the activations of one layer, copies of matrices, and layers
+    that came from the host."""
     arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
     streams, audio_width = arch.streams, arch.streams.audio.width
     text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
@@ -164,7 +179,8 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
         matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
         copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
-    return text + ropes + latents + layer + copies
+    here = LAYERS_HERE * host_bytes(plan, stage.network) // arch.num_layers
+    return text + ropes + latents + layer + copies + here
 
 
 def _itemsize(dtype: DType) -> int:

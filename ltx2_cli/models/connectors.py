@@ -9,6 +9,7 @@ from flax import nnx
 
 from ltx2_cli.models.arch import ConnectorArch, ConnectorsArch
 from ltx2_cli.nn.attention import Attention, PreparedRope, TokenAxis, prepare_rope
+from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.nn.rope import Rope, axis_ropes
 from ltx2_cli.request.spec import Streams
@@ -110,7 +111,7 @@ class Connector(nnx.Module):
         """Features [batch, tokens, width], with a mask bool [batch, tokens], to the context of their shape."""
         rope = prepare_rope([_token_rope(features.shape[1], *self.rope)], TokenAxis(), TokenAxis())
         x = fill_with_registers(features, mask, self.registers[...])
-        x, _ = jax.lax.scan(lambda x, block: (block(x, rope), None), x, self.blocks)
+        x, _ = StackedLayers(self.blocks).scan(lambda x, block: (block(x, rope), None), x)
         return rms_norm(x, NORM_EPS)
 
 

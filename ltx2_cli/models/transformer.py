@@ -26,6 +26,7 @@ from ltx2_cli.models.transformer_inputs import (
     select_by_level,
 )
 from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
+from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
 from ltx2_cli.parallel.constrain import active, constrain, pad_to_shards
 from ltx2_cli.request.spec import BOTH, Streams
@@ -109,7 +110,11 @@ class Transformer(nnx.Module):
         tokens = map_streams(StreamIO.read, Streams(self.video, self.audio), text)
         if any(stream.text_modulated for stream in self.arch.streams):
             return TextContext(tokens, None)
-        keys_values = jax.lax.map(lambda block: block.text_keys_values(tokens, Streams(None, None)), self.blocks)
+
+        def read(nothing: tuple[()], block: Block) -> tuple[tuple[()], Streams[KeysValues | None]]:
+            return nothing, block.text_keys_values(tokens, Streams(None, None))
+
+        _, keys_values = StackedLayers(self.blocks).scan(read, ())
         heads_split = (None, None, None, "heads")
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 
@@ -178,7 +183,8 @@ class Transformer(nnx.Module):
             return x, tap(x)
 
         before = rows(passes)
-        x, after = jax.lax.scan(tapped, before, scanned, unroll=1 if self.scan_layers else self.arch.num_layers)
+        unroll = 1 if self.scan_layers else self.arch.num_layers
+        x, after = StackedLayers(scanned).scan(tapped, before, unroll)
         return x, (tap(before), after)
 
     def _layer(
@@ -231,18 +237,17 @@ def _branching(
 ) -> Arrays:
     """x after all layers, from x without the perturbed pass, which is inserted at the first block that it perturbs. One
     program for any such block."""
-    early, layers = reuse.drop_perturbed(contexts), len(jax.tree.leaves(scanned)[0])
+    assert reuse.branch is not None
+    early, layers = reuse.drop_perturbed(contexts), StackedLayers(scanned)
 
-    def at(index: jax.Array) -> Layer:
-        return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), scanned)
-
-    def unperturbed(index: jax.Array, x: Arrays) -> Arrays:
-        block, keys_values, _ = at(index)
+    def unperturbed(x: Arrays, scanned: Layer) -> Arrays:
+        block, keys_values, _ = scanned
         return layer(x, (block, keys_values, None), early)
 
-    x = jax.lax.fori_loop(0, reuse.branch, unperturbed, x)
+    x, copied = layers.loop(unperturbed, x, layers.copy(0), 0, reuse.branch)
     x = Streams(*map(reuse.insert_perturbed, x))
-    return jax.lax.fori_loop(reuse.branch, layers, lambda index, x: layer(x, at(index), contexts), x)
+    x, _ = layers.loop(lambda x, scanned: layer(x, scanned, contexts), x, copied, reuse.branch, layers.count)
+    return x
 
 
 def _rows_here(rows: int) -> int:

@@ -17,9 +17,10 @@ from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.devices import skip_absent_tpu, slice_index
 from ltx2_cli.parallel.rules import rule_mistakes
-from ltx2_cli.request.spec import AttentionBackend, ShardingSpec
+from ltx2_cli.request.spec import AttentionBackend, Offload, ShardingSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.declare import Axes, Shape, Weight
+from ltx2_cli.weights.host import HOST
 
 skip_absent_tpu()  # all that uses devices imports this module
 
@@ -38,6 +39,7 @@ class ShardingPlan:
     attention: AttentionBackend = AttentionBackend.xla
     bf16_tile_sublanes: int | None = None
     input_major: bool = False
+    offload: Offload = Offload.none
 
     def weight(self, axes: tuple[str | None, ...]) -> NamedSharding:
         """The sharding of a weight of these logical axes."""
@@ -46,18 +48,25 @@ class ShardingPlan:
     def place(self, weight: Weight) -> NamedSharding | Format:
         """The sharding of a weight, with its order and tiles in memory unless the device chooses them."""
         sharding, layout = self.weight(weight.axes), self._layout(weight)
+        if self._on_host(weight):
+            sharding = sharding.with_memory_kind(HOST)
         return Format(layout, sharding) if layout else sharding
 
     def layer_order(self, weight: Weight) -> Layout | None:
         """The order in memory of one layer of a stacked weight; None if the device chooses it."""
-        layout = self._layout(weight)
+        layout = self._layout(weight) if weight.dtype.itemsize == 2 else None
         return layout and Layout(tuple(axis - 1 for axis in layout.major_to_minor[1:]))
 
     def _layout(self, weight: Weight) -> Layout | None:
         rows = self.bf16_tile_sublanes or SUBLANES
-        if weight.axes[:1] != ("layers",) or len(weight.axes) != 3 or weight.dtype.itemsize != 2:
+        if not _is_stacked_matrix(weight):
             return None
         _, outputs, inputs = weight.shape
+        if weight.dtype.itemsize == 1 and self._on_tpus and self._on_host(weight):
+            # libtpu 0.0.42 slices a stack on the host in these tiles alone; in others, it copies the whole stack.
+            return Layout((0, 1, 2), ((SUBLANES, LANES), (4, 1)))
+        if weight.dtype.itemsize != 2:
+            return None
         # libtpu 0.0.42 aborts where a tile is not filled
         if self.input_major and outputs % LANES == inputs % rows == 0:
             return Layout((0, 2, 1), ((rows, LANES), (2, 1)))
@@ -91,6 +100,17 @@ class ShardingPlan:
         """Whether each device along the axis of rows holds whole groups of rows, of `groups` in all."""
         return groups % self.parts("rows") == 0
 
+    def _on_host(self, weight: Weight) -> bool:
+        """Whether a weight lies in the host's memory: a stack of matrices, on TPUs of those that fill tiles."""
+        if self.offload is Offload.none or not _is_stacked_matrix(weight):
+            return False
+        _, outputs, inputs = weight.shape
+        return not self._on_tpus or outputs % SUBLANES == inputs % LANES == 0
+
+    @property
+    def _on_tpus(self) -> bool:
+        return self.mesh.devices.flat[0].platform == "tpu"
+
     @property
     def text(self) -> str:
         """The mesh in words, without axes of one device."""
@@ -100,6 +120,10 @@ class ShardingPlan:
     def replicated(self) -> NamedSharding:
         """Whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
+
+
+def _is_stacked_matrix(weight: Weight) -> bool:
+    return weight.axes[:1] == ("layers",) and len(weight.axes) == 3
 
 
 def _lookup(rules: Rules, axes: tuple[str | None, ...]) -> list[str | None]:
@@ -113,15 +137,17 @@ def lay_out(
     weights: Sequence[Weight],
     rows: int = 1,
     heads: Mapping[str, int] = MappingProxyType({}),
+    offload: Offload = Offload.none,
 ) -> ShardingPlan:
     """The plan of a profile on these devices for batches of `rows`; a mesh without axes is one device. `heads`: the
-    number of heads of each attention that the rules split. The attention backend is already chosen. Raises `UsageError`
-    with all contradictions of rules, mesh, devices, weights and heads, and with the nearest mesh that fits."""
+    number of heads of each attention that the rules split. `offload`: what lies in the host's memory. The attention
+    backend is already chosen. Raises `UsageError` with all contradictions of rules, mesh, devices, weights and heads,
+    and with the nearest mesh that fits."""
     if mistakes := list(rule_mistakes(spec)):
         sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
     try:
-        return _lay_out(spec, devices, weights, rows, heads)
+        return replace(_lay_out(spec, devices, weights, rows, heads), offload=offload)
     except UsageError as error:
         hint, sizes = error.hint, [(axis, size) for axis in spec.mesh for size in divisors(len(devices))]
         for axis, size in sorted(sizes, key=lambda change: (abs(change[1] - spec.mesh[change[0]]), change)):

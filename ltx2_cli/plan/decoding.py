@@ -278,7 +278,7 @@ def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> It
 def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
     """Bytes left on each device beside the weights of these networks, or of all networks if they stay resident."""
     held = [
-        len(alike) * bytes_on_device(alike[0].get_value(), sharding.weight(alike[0].axes))
+        len(alike) * bytes_on_device(alike[0].get_value(), sharding.place(alike[0]))
         for name, network in networks.present().items()
         if all_resident or name in names
         for alike in kinds(network)

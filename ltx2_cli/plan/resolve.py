@@ -164,12 +164,12 @@ def build_plan(
     spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
     remarks.check_clip(spec, arch)
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
-    declared_weights = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
+    placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     longest = max(spec.max_sequence_length, *(size.geometry.video_tokens for size in sizes))
     attention, weighted = spec.sharding.attention, weights_references(spec)
     kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest, weighted)
-    lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, declared_weights, heads=heads)
+    lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
     prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))

@@ -44,6 +44,13 @@ class ComputeType(StrEnum):
     full = "full"
 
 
+class Offload(StrEnum):
+    """What stays in the host's memory: nothing, or the matrices of the layers of denoiser and connectors."""
+
+    none = "none"
+    layers = "layers"
+
+
 @dataclass(frozen=True)
 class Guidance:
     """Guidance scales of one stream."""
@@ -184,6 +191,7 @@ class RunSpec:
     dtype: DType
     weights: WeightType  # of the matrices in the layers of denoiser, connectors and text encoder
     compute: ComputeType
+    offload: Offload
     text_encoder_dtype: DType
     compile_text_encoder: bool
     scan_layers: bool

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.spec import DType, RunSpec, WeightType
+from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
 from ltx2_cli.request.spelling import of_condition, option, short_name, typed
 
 SAMPLERS = Path(__file__).parents[1] / "diffusion" / "samplers"  # a file each
@@ -166,6 +166,10 @@ def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
         (nearest,) = get_close_matches(spec.sampler, known, 1, cutoff=0)
         names = ", ".join(f"`{name}`" for name in known)
         yield "sampler", f"unknown sampler `{spec.sampler}`, known are {names}; nearest: {typed('sampler', nearest)}"
+    if spec.offload is Offload.layers and not spec.scan_layers:
+        scanned, resident = typed("scan_layers", value=True), typed("offload", "none")
+        sentence = "offload layers copies a layer in each turn of a loop, and scan_layers false has no loop"
+        yield "offload", f"{sentence}; nearest: {scanned}, or {resident}"
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:

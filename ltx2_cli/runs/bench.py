@@ -19,7 +19,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.request.spec import ComputeType, RunSpec, WeightType
+from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
 from ltx2_cli.request.spelling import option
 from ltx2_cli.units import duration, quantity
 
@@ -79,6 +79,7 @@ def figure_rows(settings: Figures, environment: Figures, figures: list[Figures])
     """Rows for people: the figures of each stage."""
     held = "" if settings["weights"] == WeightType.auto else f", {settings['weights']} in the layers"
     held += ", multiplied in eight bits" * (settings["compute"] == ComputeType.full)
+    held += ", layers in the host's memory" * (settings["offload"] == Offload.layers)
     model = f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}{held}"
     yield "model", f"{model}, random weights"
     yield "devices", environment["devices"]

@@ -158,6 +158,7 @@ def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
         "dtype": plan.dtype.value,
         "weights": plan.spec.weights.value,
         "compute": plan.spec.compute.value,
+        "offload": plan.spec.offload.value,
         "product": product.value,
         "given": [condition.kind for condition in plan.spec.conditions] + ["audio"] * (plan.spec.audio is not None),
         "videos": plan.batch_size,

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterator
 
-from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE
+from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE, host_bytes
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import ConditionSpec
+from ltx2_cli.request.spec import ConditionSpec, Offload
 from ltx2_cli.units import quantity
 
 
@@ -24,6 +24,9 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     for kind in dict.fromkeys(filter(None, kinds)):
         names = [name.replace("_", " ") for name, other in kinds._asdict().items() if other == kind]
         yield "weights", f"{kind} in the layers of the {', '.join(names)}"
+    if spec.offload is Offload.layers:
+        away = quantity(sum(host_bytes(plan, name) for name in ("transformer", "connectors")))
+        yield "offload", f"{away} of layers in the host's memory for each device, copied one ahead"
     yield "recipe", spec.recipe
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""

@@ -19,6 +19,7 @@ from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.checkpoint import Index, TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
+from ltx2_cli.weights.host import to_device
 from ltx2_cli.weights.quantized_matrix import Place, places
 from ltx2_cli.weights.tensors import DTYPES, shape_text
 from ltx2_cli.weights.transfer import (
@@ -220,5 +221,6 @@ def not_finite(module: nnx.Module) -> list[str]:
 
 
 def _finite(arrays: list[jax.Array], by_layer: bool) -> jax.Array:
-    finite = (jnp.isfinite(array).all(axis=range(1, array.ndim) if by_layer else None) for array in arrays)
-    return reduce(jnp.logical_and, finite)
+    if by_layer:
+        return jax.lax.map(partial(_finite, by_layer=False), arrays)
+    return reduce(jnp.logical_and, (jnp.isfinite(to_device(array)).all() for array in arrays))

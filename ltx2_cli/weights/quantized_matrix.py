@@ -12,6 +12,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from ltx2_cli.weights.host import leaves_room
 from ltx2_cli.weights.tensors import MatrixType
 
 # the largest value of each type; rows are scaled to it
@@ -110,6 +111,15 @@ def placed(value: Any, place: Place) -> Any:
 
 
 def bytes_on_device(value: Any, place: Place) -> int:
-    """Bytes of a weight's value at `place` on each device."""
-    arrays = jax.tree.leaves(placed(value, place))
+    """Bytes of a weight's value at `place` on each device, without arrays in the host's memory."""
+    return _bytes(value, place, on_host=False)
+
+
+def bytes_on_host(value: Any, place: Place) -> int:
+    """Bytes of a weight's value at `place` in the host's memory for each of its devices."""
+    return _bytes(value, place, on_host=True)
+
+
+def _bytes(value: Any, place: Place, on_host: bool) -> int:
+    arrays = [array for array in jax.tree.leaves(placed(value, place)) if leaves_room(array.sharding) == on_host]
     return sum(prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in arrays)

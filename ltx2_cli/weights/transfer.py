@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
+from ltx2_cli.weights.host import is_on_host, lies_on_host, on_device, to_device
 from ltx2_cli.weights.lora import LoraDelta
 from ltx2_cli.weights.quantized_matrix import (
     Matrix,
@@ -120,20 +121,22 @@ def chunks(
     for first in range(0, len(tensors), count):
         (name, _), *_ = part = tensors[first : first + count]
         shape = (len(part), *value.shape[1:]) if stacked else value.shape
-        small, sharding = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
+        small, where = prod(shape) * value.dtype.itemsize < SMALL, sharding_of(place(weight))
         same = matrix is not None and files[name].matrix_type == matrix._replace(rounds_input=False)
         kept = same and name not in lora_deltas
         cast_here = not computed and (small or chunk_bytes is None or files[name].encoding is not None)
+        stack = value.shape if stacked and (computed or len(part) < weight.layers) else None
+        sharding = where if cast_here and not stack else on_device(where)
         transfer = Transfer(
             shape=shape,
             stored=value.dtype if cast_here or kept else files[name].read_dtype,
             dtype=value.dtype,
-            sharding=sharding if small else scatter_unused_axes(shape, sharding, disk_first),
+            sharding=sharding if small or is_on_host(sharding) else scatter_unused_axes(shape, sharding, disk_first),
             place=place(weight),
             order=weight.order,
             scaled=files[name].scale is not None and not kept,
             rank=lora_deltas[name].rank if name in lora_deltas else 0,
-            stack=value.shape if stacked and (computed or len(part) < weight.layers) else None,
+            stack=stack,
             matrix=matrix,
             kept=kept,
         )
@@ -178,7 +181,7 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
 
     def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> Any:
         if transfer.matrix is None or transfer.kept:
-            array = jax.lax.with_sharding_constraint(array, sharding_of(place))  # gathered first
+            array = jax.lax.with_sharding_constraint(array, on_device(sharding_of(place)))  # gathered first
         if transfer.scaled or factors is not None:  # computed in float32, cast once
             array = array.astype(jnp.float32)
         if transfer.scaled:
@@ -189,7 +192,7 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
         value = _value(transfer, array, scale)
         if stack is None:
             return value
-        return jax.tree.map(partial(jax.lax.dynamic_update_slice_in_dim, start_index=first, axis=0), stack, value)
+        return jax.tree.map(partial(_write, layer=first), stack, value)
 
     empty, stack = None, _abstract_value(transfer, transfer.stack or transfer.shape)
     out = places(stack, place)
@@ -201,6 +204,13 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
     first = jax.ShapeDtypeStruct((), np.int32)
     finishing = jitted_once(finish, out, donate=("stack",))
     return empty, finishing.lower(stack, *_abstract(transfer), first).compile()
+
+
+def _write(stack: jax.Array, value: jax.Array, layer: jax.Array) -> jax.Array:
+    """A stack with these layers from `layer` on, in its memory. Traced."""
+    if lies_on_host(stack):
+        value = jax.device_put(value, jax.memory.Space.Host)
+    return jax.lax.dynamic_update_slice_in_dim(stack, value, layer, 0)
 
 
 def _value(transfer: Transfer, array: jax.Array, scale: Any) -> Matrix:
@@ -244,8 +254,8 @@ def lora_merger(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Fa
     result is in the array's memory."""
 
     def add(array: jax.Array, factors: Factors, layer: jax.Array | None) -> jax.Array:
-        tensor = array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        tensor = array if layer is None else to_device(jax.lax.dynamic_index_in_dim(array, layer, keepdims=False))
         changed = _add(tensor.astype(jnp.float32), factors, order, place).astype(array.dtype)
-        return changed if layer is None else jax.lax.dynamic_update_index_in_dim(array, changed, layer, 0)
+        return changed if layer is None else _write(array, changed[None], layer)
 
     return jitted_once(add, place, donate=("array",))

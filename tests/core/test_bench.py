@@ -34,6 +34,7 @@ def test_a_step_is_measured_by_what_the_maker_says():
         "dtype": "bfloat16",
         "weights": "auto",
         "compute": "weights",
+        "offload": "none",
         "sizes": ["768x512"],
         "passes": [4],
     }

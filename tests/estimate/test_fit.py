@@ -18,6 +18,8 @@ DEVICES = {
     "v6e-8": tpus("TPU v6 lite", 8),
     "v5e-8": tpus("TPU v5 lite", 8),
     "tpu7x-8": tpus("TPU7x", 8, cores=2),
+    "v5e-1": tpus("TPU v5 lite", 1),
+    "8 GB": gpu(8),
     "24 GB": gpu(24),
     "48 GB": gpu(48),
     "80 GB": gpu(80),
@@ -31,7 +33,7 @@ REQUESTS: dict[str, dict[str, object]] = {
 }
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
 HEADS, INT8 = "--set sharding.mesh.heads=4", "--set weights=int8"
-SMALLER = f"{MOST} --set "
+OFFLOAD = f"{INT8} --set offload=layers"
 # What each device is told, by request: that it fits; what to ask instead, which is chosen where the sharding is left
 # open; or that only the embedded model fits.
 EXPECTED = {
@@ -39,7 +41,9 @@ EXPECTED = {
     "v6e-8": (FITS, FITS, FITS, FITS),
     "v5e-8": (HEADS, HEADS, HEADS, FITS),
     "tpu7x-8": (FITS, FITS, FITS, FITS),
-    "24 GB": (DEMO, SMALLER, DEMO, FITS),
+    "v5e-1": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
+    "24 GB": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
+    "8 GB": (DEMO, DEMO, DEMO, FITS),
     "48 GB": (INT8, INT8, INT8, FITS),
     "80 GB": (FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, FITS),

@@ -1,0 +1,67 @@
+"""Loops over stacked layers. Arrays in the host's memory are copied to the devices a layer ahead: while one layer is
+computed, the next one arrives. After the last layer it is copied once more, so that all turns of the loop are alike."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ltx2_cli.weights.host import lies_on_host, to_device
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+Copied = list[jax.Array]  # what a layer has in the host's memory, on the devices
+
+
+class StackedLayers:
+    """Layers as one tree of arrays with a leading axis of layers."""
+
+    def __init__(self, layers: Any):
+        leaves, self.tree = jax.tree.flatten(layers)
+        self.away = [lies_on_host(leaf) for leaf in leaves]
+        self.host = [leaf for leaf, away in zip(leaves, self.away, strict=True) if away]
+        self.here = [leaf for leaf, away in zip(leaves, self.away, strict=True) if not away]
+        self.count = len(leaves[0])
+
+    def copy(self, index: jax.Array | int) -> Copied:
+        """Start to copy a layer, the last one if there is none of this index."""
+        return [to_device(array) for array in _at(self.host, index)]
+
+    def scan(self, body: Callable[[X, Any], tuple[X, Y]], x: X, unroll: int = 1) -> tuple[X, Y]:
+        """`jax.lax.scan` of `body(x, layer)`."""
+        if not self.host:
+            return jax.lax.scan(body, x, self._joined([], self.here), unroll=unroll)
+
+        def turn(state: tuple[X, Copied], scanned: Any) -> tuple[tuple[X, Copied], Y]:
+            (x, copied), (index, here) = state, scanned
+            following = self.copy(index + 1)
+            x, y = body(x, self._joined(copied, here))
+            return (x, following), y
+
+        indices = jnp.arange(self.count, dtype=jnp.int32)
+        (x, _), ys = jax.lax.scan(turn, (x, self.copy(0)), (indices, self.here), unroll=unroll)
+        return x, ys
+
+    def loop(
+        self, body: Callable[[X, Any], X], x: X, copied: Copied, first: ArrayLike, last: ArrayLike
+    ) -> tuple[X, Copied]:
+        """`body(x, layer)` for the layers from `first` to before `last`; `copied`: the first of them, and in the result
+        the one at `last`."""
+
+        def turn(index: jax.Array, state: tuple[X, Copied]) -> tuple[X, Copied]:
+            x, copied = state
+            following = self.copy(index + 1)
+            return body(x, self._joined(copied, _at(self.here, index))), following
+
+        return jax.lax.fori_loop(first, last, turn, (x, copied))
+
+    def _joined(self, host: list[Any], here: list[Any]) -> Any:
+        """The tree of a layer's arrays."""
+        parts = iter(host), iter(here)
+        return jax.tree.unflatten(self.tree, [next(parts[not away]) for away in self.away])
+
+
+def _at(arrays: list[jax.Array], index: jax.Array | int) -> list[jax.Array]:
+    return [jax.lax.dynamic_index_in_dim(array, index, keepdims=False) for array in arrays]

@@ -1,0 +1,63 @@
+"""Runs whose layers lie in the host's memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
+from ltx2_cli.core.networks import Components
+from ltx2_cli.core.report import Report
+from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.host import HOST
+from ltx2_cli.weights.load import not_finite
+from program import run_program
+
+HALF = {"dtype": "bfloat16", "text_encoder_dtype": "bfloat16"}
+CLIP = ["--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
+EIGHT = ["--sharding", "trillium", "--set", "sharding.mesh={passes: 2, tokens: 2, heads: 2}"]
+CASE = ALL_ON._replace(size=Size(9, 64, 64, 24.0))
+
+
+@pytest.mark.parametrize("asked", [["--sharding", "single", "--weights", "int8"], EIGHT], ids=["one", "eight"])
+def test_latents_are_those_of_weights_on_the_devices(
+    asked: list[str], checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, with the loop over layers cut at the perturbed block and without."""
+    words = ["generate", "--model", str(checkpoint.folder), "--prompt", "a ball", *CLIP, *asked]
+    words += ["--set", f"max_sequence_length={TEXT_TOKENS}"]
+    latents = {}
+    for offload in ("none", "layers"):
+        files = ["--save-latents", str(tmp_path / offload), "-o", str(tmp_path / f"{offload}.mp4")]
+        assert run_program(monkeypatch, *words, "--offload", offload, *files) == 0
+        latents[offload] = load_file(tmp_path / offload)
+    for stream, wanted in latents["none"].items():
+        assert latents["layers"][stream].tobytes() == wanted.tobytes()
+
+
+def test_stacked_matrices_lie_on_the_host(checkpoint: Checkpoint, second_stage: dict[str, object]) -> None:
+    """Also behind a LoRA that is added in place; values are those on the device, and are looked through for damage."""
+    found = {}
+    for offload in ("none", "layers"):
+        plan = plan_of(checkpoint, CASE, 5, recipe="two_stage", offload=offload, **HALF, **second_stage)
+        components = Components(plan)
+        with components.keeping([DENOISER]), components.use(DENOISER, Report()):
+            pass
+        with components.use(STAGE2_DENOISER, Report()) as refiner:
+            assert not not_finite(refiner)
+            found[offload] = {weight.source: weight.get_value() for weight in weights(refiner)}
+    for name, array in found["layers"].items():
+        stacked = name.startswith("transformer_blocks") and array.ndim == 3
+        assert (array.sharding.memory_kind == HOST) == stacked, name
+        assert np.array_equal(array, found["none"][name])
+
+
+def test_layers_that_are_not_in_a_loop_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", "--model", "demo", "--prompt", "a ball", "--dry-run", "--set", "scan_layers=false"]
+    assert run_program(monkeypatch, *words, "--offload", "layers") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "scan_layers false has no loop; nearest: --set scan_layers=true, or --offload none" in said

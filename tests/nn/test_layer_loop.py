@@ -1,0 +1,66 @@
+"""Layers that come from the host while others are computed, by the schedule of a TPU's compiler."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+from compilers import needs_libtpu
+from ltx2_cli.estimate.hlo import computations
+from ltx2_cli.estimate.offline import topology
+from ltx2_cli.nn.layer_loop import StackedLayers
+from ltx2_cli.nn.layers import FeedForward
+from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.request.spec import Offload
+from ltx2_cli.weights.declare import Scope, map_weights
+from ltx2_cli.weights.quantized_matrix import placed
+from ltx2_cli.weights.tensors import MatrixType
+
+LAYERS, TOKENS, WIDTH = 6, 2048, 1024
+OPERATION = re.compile(r" = .*? ([a-z-]+)\(")
+INT8 = MatrixType(np.dtype(jnp.int8))
+
+
+def loops(text: str) -> list[list[tuple[str, str]]]:
+    """Kind and line of each operation that is issued in each loop that copies layers, the innermost first."""
+    bodies = [body.splitlines() for body in computations(text)[0].values() if "dynamic-slice-start(" in body]
+    return [[(found[1], line) for line in body if (found := OPERATION.search(line))] for body in bodies]
+
+
+@needs_libtpu
+@pytest.mark.parametrize("matrices", [None, INT8], ids=["bfloat16", "int8"])
+def test_a_device_holds_three_layers_at_most(matrices: MatrixType | None) -> None:
+    """In the loop of layers, within one of steps: of the host's memory slices are copied, no stack. In bfloat16 the
+    compiler starts the next layer before the first product, and waits for it behind the last one."""
+    plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
+    plan = replace(plan, offload=Offload.layers)
+    network = FeedForward(Scope("bfloat16", matrices=matrices).stacked("blocks", LAYERS), WIDTH)
+    network = map_weights(lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))), network)
+    x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
+
+    def steps(network: nnx.Module, x: jax.Array, count: jax.Array) -> jax.Array:
+        def step(_: jax.Array, x: jax.Array) -> jax.Array:
+            return StackedLayers(network).scan(lambda x, layer: (x + layer(x), None), x)[0]
+
+        with activate(plan):
+            return jax.lax.fori_loop(0, count, step, x)
+
+    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=plan.replicated)
+    compiled = jax.jit(steps).lower(network, x, count).compile()
+    text = compiled.as_text() or ""
+    layer = 2 * 4 * WIDTH**2 * (1 if matrices else 2)
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * layer
+    assert not re.search(rf"copy(-start)?\(\S*{LAYERS},({WIDTH}|{4 * WIDTH}),", text)
+    turn = loops(text)[0]
+    kinds = [kind for kind, _ in turn]
+    products = [place for place, (_, line) in enumerate(turn) if "kind=kOutput" in line]
+    assert kinds.count("dynamic-slice-start") == len(products) == 2
+    if matrices is None:
+        starts, ends = (kinds.index(f"dynamic-slice-{end}") for end in ("start", "done"))
+        assert starts < products[0] <= products[-1] < ends
