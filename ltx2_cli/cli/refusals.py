@@ -1,4 +1,4 @@
-"""Errors as sentences, with hints: what typer does not understand, and what nobody foresaw."""
+"""Errors as sentences, with hints: typer's own, and unforeseen ones."""
 
 import json
 import os

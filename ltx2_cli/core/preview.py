@@ -3,7 +3,7 @@ linear map.
 
 Between noise levels a and b a loop moves its latents by (b - a) times the mean velocity; from where they are at b, the
 clean ones lie b times that velocity back. Where a sampler adds noise, they are estimated from the latents alone. The
-folder of a checkpoint may hold a map of its latents to colours, as that of the demo does. Without one the picture is
+folder of a checkpoint may hold a map of its latents to colours, as the demo's does. Without one the picture is
 grey: the first principal component of the latents."""
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -69,7 +69,7 @@ UNDIAGNOSABLE = (NotCompiledError, jax.errors.JaxRuntimeError)  # no program or 
 
 
 def enable_compilation_cache(folder: str | None) -> None:
-    """Keep what this process compiles in `folder`, and read from there what an earlier one compiled.
+    """Keep the compiled programs of this process in `folder`, and read those of earlier processes from it.
 
     None: the folder that jax was given, else the user's own, with a warning where that cannot be written; `off`: none.
     Where jax was told to keep none, none is kept. Raises `UsageError` for a given folder that cannot be written.

@@ -1,4 +1,4 @@
-"""Whether a device computes what it should: the demo's denoiser beside stored latents, attention beside its definition.
+"""Correctness of a device: the demo's denoiser beside stored latents, attention beside its definition.
 
 `python -m ltx2_cli.core.self_test` writes the latents, for a new demo model.
 """

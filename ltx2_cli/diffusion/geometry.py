@@ -189,7 +189,7 @@ def stage1_size(
     num_frames: int, height: int, width: int, by: UpsampleFactors, compression: VAECompression
 ) -> tuple[int, int, int]:
     """Frames, height and width of the first stage's clip, for a second stage of this size; in frames and pixels. Raises
-    `UsageError` with the nearest possible numbers of those that are impossible."""
+    `UsageError` with the nearest possible numbers for impossible ones."""
     legal, wrong, latents = clip_lengths(compression, by), [], []
     times, whole = Fraction(by.up, by.down), by.up % by.down == 0
     sides = f"a multiple of {times * compression.pixels}" if whole else f"{times} of a first stage's side"

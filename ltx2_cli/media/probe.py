@@ -61,7 +61,7 @@ class VideoFile:
 
     @property
     def nbytes(self) -> int:
-        """About what is kept of the file."""
+        """About the used part of the file."""
         return self.packets.starts.nbytes + sum(map(len, self.metadata.values()))
 
     @property

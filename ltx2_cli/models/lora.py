@@ -58,7 +58,7 @@ def find_adapters(loras: Sequence[tuple[LoraFile, float]], networks: Networks) -
 
 
 def reference_scale(lora: LoraFile) -> ReferenceScale | None:
-    """What an in-context LoRA says of the references that it follows; None for any other LoRA. Raises `UsageError` for
+    """The scale of references of an in-context LoRA, by its metadata; None for any other LoRA. Raises `UsageError` for
     what is no whole number."""
     metadata = lora.files.metadata
     if IN_CONTEXT not in lora.path.name.lower() and not any(key in metadata for key in REFERENCE_KEYS):

@@ -83,7 +83,7 @@ class Networks(NamedTuple):
     audio_encoder: AudioVAE | None = None
 
     def present(self) -> dict[str, nnx.Module]:
-        """Those that there are, by name."""
+        """The networks of the run, by name."""
         return {name: module for name, module in self._asdict().items() if module is not None}
 
 
@@ -133,7 +133,7 @@ class Checkpoint:
 
 
 def network_options(spec: RunSpec) -> tuple[object, ...]:
-    """What a request says of its networks besides their files and matrices: what `abstract_networks` takes after the
+    """The request's options for networks, besides files and matrices: the arguments of `abstract_networks` after the
     description."""
     return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
@@ -230,7 +230,7 @@ LATER_VERSIONS = (2, 3)  # the first of them
 
 @dataclass(frozen=True)
 class _ParsedCheckpoint:
-    """What could be read of a checkpoint, and why the rest could not."""
+    """The readable part of a checkpoint, and the problems of the rest."""
 
     where: Path
     archs: dict[str, Any]  # what each network is, by its config
@@ -273,7 +273,7 @@ class _ParsedCheckpoint:
             yield UsageError(f"{mixed} ({versions})", ONE_RELEASE)
 
     def _tensors(self) -> Iterator[UsageError]:
-        """Tensors that are not what their network declares."""
+        """Tensors that differ from the declarations of their network."""
         for name, files in self.files.items():
             if name in self.archs:
                 found = mismatches(_abstract_network(name, self.archs[name]), files)
@@ -367,7 +367,7 @@ def _read_archs(sizes: Mapping[str, Config], version: str, path: Path) -> tuple[
 
 def open_denoiser(path: Path, arch: TransformerArch) -> TensorFiles:
     """The denoiser's tensors in a GGUF or safetensors file, which may have other networks too, under the names that it
-    declares. Raises `UsageError` if they are not those of this denoiser."""
+    declares. Raises `UsageError` if they are of another denoiser."""
     file = TensorFiles(path)
     names = _full_names(file)
     if INPUT not in names:
@@ -423,7 +423,7 @@ def _parts(file: TensorFiles, archs: dict[str, Any]) -> dict[str, TensorFiles]:
 
 
 def _other_version(file: TensorFiles, version: str, path: Path) -> Iterator[UsageError]:
-    """A model version in the metadata that is not that of the tensors."""
+    """A model version in the metadata that contradicts the tensors."""
     stated = file.metadata.get("model_version", "")
     numbers = tuple(int(number) for number in re.split("[.-]", stated) if number.isdecimal())
     if numbers and (numbers >= LATER_VERSIONS) != (version == LTX2_3):

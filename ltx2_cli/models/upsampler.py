@@ -74,7 +74,7 @@ class LatentUpsamplerArch(NetworkArch):
 
     @property
     def rational(self) -> bool:
-        """Whether it has a blur kernel, to decimate what it upsampled."""
+        """Whether it has a blur kernel, to decimate after upsampling."""
         return self.use_rational_resampler and not self.temporal_upsample
 
     @property

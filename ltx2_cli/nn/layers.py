@@ -61,7 +61,7 @@ class Linear(nnx.Module):
 
 def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
     """x·Wᵀ over the last axis, in the dtype that x had before it was rounded: of values in eight bits where both have
-    them, else in that dtype. Scales are applied to the result. Of x and W, what is not in eight bits is rotated as the
+    them, else in that dtype. Scales are applied to the result. Of x and W, the wider one is rotated as the
     other is."""
     dtype = x.result_dtype if isinstance(x, QuantizedMatrix) else x.dtype
     if isinstance(matrix, QuantizedMatrix):

@@ -207,7 +207,7 @@ def _misfits(plan: ShardingPlan, axes: Axes, shape: Shape) -> list[str]:
 
 
 def _mesh(spec: ShardingSpec, devices: Sequence[jax.Device], rows: int) -> Mesh:
-    """The mesh of devices. If the token axis takes the remaining devices, the row axis has at most as many as rows."""
+    """The mesh of devices. If the token axis takes the remaining devices, the row axis has at most one for each row."""
     if not spec.mesh:
         return Mesh(np.asarray(devices[:1]), ("device",))
     sizes, open_axes = dict(spec.mesh), [axis for axis, size in spec.mesh.items() if size == -1]

@@ -109,7 +109,7 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
 def checkpoint_warnings(
     spec: RunSpec, checkpoint: Checkpoint, networks: Networks, stages: Sequence[Stage]
 ) -> Iterator[str]:
-    """Sentences about a clip unlike those of the training, about matrices that are rounded, and about products that the
+    """Sentences about a clip unlike the training clips, about matrices that are rounded, and about products that the
     devices only emulate."""
     yield from _untrained(spec, checkpoint, stages)
     yield from _rounded(spec, checkpoint, networks)

@@ -105,8 +105,8 @@ def build_spec(asked: Values) -> RunSpec:
 
 
 def origins(asked: RequestLayers, complete: RunSpec, model_version: str | None) -> dict[str, str]:
-    """Where each value of a request comes from, by dotted key: what was asked for, and what its profiles and recipe
-    make of it. A profile by its kind and name, another by `FILE`, `ENVIRONMENT`, `FLAG`, or `default`."""
+    """The origin of each value of a complete request, by dotted key: a profile by its kind and name,
+    else `FILE`, `ENVIRONMENT`, `FLAG` or `default`."""
     values = {key: value for key, value in asked.values.items() if value is not None or not _is_of_recipe(key)}
     layers = profile_layers({**values, "recipe": complete.recipe}, model_version)
     layers |= {name: {key: layer[key] for key in layer.keys() & values.keys()} for name, layer in asked.layers.items()}

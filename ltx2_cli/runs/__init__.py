@@ -1,1 +1,1 @@
-"""What a command does, callable from Python: checks before a run, the run, its resumption, and many runs."""
+"""The work of commands, callable from Python: checks before a run, the run, its resumption, and many runs."""

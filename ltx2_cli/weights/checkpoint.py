@@ -82,7 +82,7 @@ class TensorFiles(dict[str, Tensor]):
         return decode(name, tensor, rows, blocks, stored)[:, begin:end]
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """The part of what is stored of a tensor that `index` selects. Pages are read when they are first accessed."""
+        """The stored items of a tensor that `index` selects. Pages are read when they are first accessed."""
         tensor = self[name]
         try:
             stored = np.memmap(tensor.file, tensor.stored_dtype, "r", tensor.begin, tensor.stored_shape)
@@ -91,7 +91,7 @@ class TensorFiles(dict[str, Tensor]):
         return stored.view(np.ndarray)[index]
 
     def read_into(self, name: str, first: int, out: np.ndarray) -> None:
-        """Read rows of what is stored of a tensor, from row `first` on, into the contiguous array `out`."""
+        """Read stored rows of a tensor, from row `first` on, into the contiguous array `out`."""
         tensor = self[name]
         try:
             with tensor.file.open("rb") as file:

@@ -58,7 +58,7 @@ def digests(files: Collection[Path], digest_of: Callable[[Path], str] = digest) 
 
 
 def hash_later(files: Collection[Path]) -> None:
-    """Hash files in a thread, after those of earlier calls, and store the results. The program does not wait for it."""
+    """Hash files in a thread, in the order of calls, and store the results. The program does not wait for it."""
 
     def work() -> None:
         with _HASHING:

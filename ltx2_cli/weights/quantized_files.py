@@ -66,7 +66,7 @@ class Marking(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A heading, and what is listed below it."""
+    """A heading and the list below it."""
 
 
 def find_quantized(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> dict[str, list[str]]:

@@ -69,12 +69,12 @@ class Tensor:
 
     @property
     def stored_dtype(self) -> np.dtype:
-        """The type of what is stored: of numbers, of int8 codes, or bytes."""
+        """The type of the stored items: numbers, int8 codes, or bytes."""
         return np.dtype(STORED.get(self.dtype, np.uint8))
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of what is stored: that of the tensor, or with packed codes [out, bytes of a row]."""
+        """The stored shape: the tensor's, or of packed codes [out, bytes of a row]."""
         if self.encoding is None:
             return self.shape
         *rows, columns = self.shape
@@ -102,7 +102,7 @@ class Tensor:
         return f"{self.encoding.format} with ConvRot" if self.encoding.group_size else self.encoding.format
 
     def stored(self, first: int = 0, count: int = -1) -> np.ndarray:
-        """What is stored, flat: `count` items from `first` on, or all. Raises `RunError` if the file is gone."""
+        """The stored items, flat: `count` of them from `first` on, or all. Raises `RunError` if the file is gone."""
         dtype, size = self.stored_dtype, prod(self.stored_shape) if count < 0 else count
         try:
             items = np.fromfile(self.file, dtype, size, offset=self.begin + first * dtype.itemsize)

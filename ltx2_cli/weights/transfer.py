@@ -111,7 +111,7 @@ def chunks(
 ) -> Iterator[Chunk]:
     """Split a weight into chunks: as many layers as fit into `chunk_bytes` and divide the stack evenly. A layer with a
     scale or a LoRA delta, or in eight bits, is a chunk of its own. `chunk_bytes` None, for devices that compute in the
-    host's memory: one chunk, cast by the host. The host also casts small weights, and those that it decodes."""
+    host's memory: one chunk, cast by the host. The host also casts small weights and decoded ones."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
     matrix = value.type if isinstance(value, QuantizedMatrix) else None
     computed = matrix or any(files[name].scale or name in lora_deltas for name, _ in tensors)
