@@ -103,9 +103,9 @@ class ContentOptions(ModelOptions):
     num_inference_steps: Annotated[Count, option(STEPS, "Denoising steps.", "--steps", "--num-inference-steps")] = None
     sampler: Annotated[
         Text,
-        option(STEPS, f"{' or '.join(sampler_names())}; the second stage has euler.", autocompletion=complete_sampler),
+        option(STEPS, f"Sampler of the first stage: {', '.join(sampler_names())}.", autocompletion=complete_sampler),
     ] = None
-    eta: Annotated[Real, option(STEPS, "Fresh noise of the sampler euler_ancestral, 0 to 1.")] = None
+    eta: Annotated[Real, option(STEPS, "Share of fresh noise in a step of euler_ancestral, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage or distilled.", profiles="recipe")] = None
     transformer: Transformer = None

@@ -79,14 +79,28 @@ def test_each_tenth_of_a_straight_way_shows_its_end(plan: Plan, clean: np.ndarra
     assert preview.before[0].step == 30
 
 
-def check_sheet(path: Path, expected: list[np.ndarray]) -> None:
+def test_where_a_sampler_adds_noise_the_expected_end_is_shown(plan: Plan, clean: np.ndarray, tmp_path: Path):
+    """There is no straight way: of all shares of the noisy latents, the one that is nearest to the clean ones."""
+    preview, path = Preview(tmp_path / "p.png", plan, Report()), tmp_path / "p.png"
+    preview.colours = ColourMap(np.eye(clean.shape[2], 3) / 6, np.full(3, 0.5))
+    stage = replace(plan.stages[0], sampler="euler_ancestral")
+    preview.plan = replace(plan, stages=(stage,))
+    for state in states(plan, clean, range(33)):
+        preview(state)
+        preview.wait()
+    noisy = state.current.video[:, : clean.shape[1]]
+    share = float((noisy * clean).sum() / (noisy**2).sum())
+    check_sheet(path, [frames(share * row, stage, preview.colours) for row in noisy], off=6)
+
+
+def check_sheet(path: Path, expected: list[np.ndarray], off: int = 2) -> None:
     """The first frame of each video, below its caption."""
     sheet = np.asarray(Image.open(path).convert("RGB"), int)
     height, width = expected[0].shape[1:3]
     row = (len(sheet) - GAP) // len(expected)
     for number, video in enumerate(expected):
         bottom = (number + 1) * row
-        assert np.abs(sheet[bottom - height : bottom, GAP : GAP + width] - video[0]).max() <= 2
+        assert np.abs(sheet[bottom - height : bottom, GAP : GAP + width] - video[0]).max() <= off
 
 
 def test_the_steps_do_not_wait_for_a_picture_but_the_last(plan: Plan, clean: np.ndarray, tmp_path: Path):
