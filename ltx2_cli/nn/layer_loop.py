@@ -6,12 +6,16 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+import numpy as np
 
 from ltx2_cli.weights.host import lies_on_host, to_device
 
 X = TypeVar("X")
 Y = TypeVar("Y")
+# Layers in a turn of a loop: with one, the next layer would arrive in the memory of the one in work, and XLA starts its
+# copy when that is done. A barrier keeps the layers apart: computed together they would be rounded otherwise.
+BUFFERS = 2
+Index = jax.Array | np.ndarray | int
 Copied = list[jax.Array]  # what a layer has in the host's memory, on the devices
 
 
@@ -25,7 +29,7 @@ class StackedLayers:
         self.here = [leaf for leaf, away in zip(leaves, self.away, strict=True) if not away]
         self.count = len(leaves[0])
 
-    def copy(self, index: jax.Array | int) -> Copied:
+    def copy(self, index: Index) -> Copied:
         """Start to copy a layer, the last one if there is none of this index."""
         return [to_device(array) for array in _at(self.host, index)]
 
@@ -38,24 +42,31 @@ class StackedLayers:
             (x, copied), (index, here) = state, scanned
             following = self.copy(index + 1)
             x, y = body(x, self._joined(copied, here))
-            return (x, following), y
+            return (jax.lax.optimization_barrier(x), following), y
 
         indices = jnp.arange(self.count, dtype=jnp.int32)
-        (x, _), ys = jax.lax.scan(turn, (x, self.copy(0)), (indices, self.here), unroll=unroll)
+        (x, _), ys = jax.lax.scan(turn, (x, self.copy(0)), (indices, self.here), unroll=max(unroll, BUFFERS))
         return x, ys
 
-    def loop(
-        self, body: Callable[[X, Any], X], x: X, copied: Copied, first: ArrayLike, last: ArrayLike
-    ) -> tuple[X, Copied]:
+    def loop(self, body: Callable[[X, Any], X], x: X, copied: Copied, first: Index, last: Index) -> tuple[X, Copied]:
         """`body(x, layer)` for the layers from `first` to before `last`; `copied`: the first of them, and in the result
         the one at `last`."""
 
-        def turn(index: jax.Array, state: tuple[X, Copied]) -> tuple[X, Copied]:
+        def turn(index: Index, state: tuple[X, Copied]) -> tuple[X, Copied]:
             x, copied = state
             following = self.copy(index + 1)
-            return body(x, self._joined(copied, _at(self.here, index))), following
+            return jax.lax.optimization_barrier(body(x, self._joined(copied, _at(self.here, index)))), following
 
-        return jax.lax.fori_loop(first, last, turn, (x, copied))
+        def turns(number: jax.Array, state: tuple[X, Copied]) -> tuple[X, Copied]:
+            for place in range(BUFFERS):
+                state = turn(first + BUFFERS * number + place, state)
+            return state
+
+        if not self.host:
+            return jax.lax.fori_loop(first, last, turn, (x, copied))
+        whole = jnp.subtract(last, first) // BUFFERS
+        state = jax.lax.fori_loop(0, whole, turns, (x, copied))
+        return jax.lax.fori_loop(first + BUFFERS * whole, last, turn, state)
 
     def _joined(self, host: list[Any], here: list[Any]) -> Any:
         """The tree of a layer's arrays."""
@@ -63,5 +74,5 @@ class StackedLayers:
         return jax.tree.unflatten(self.tree, [next(parts[not away]) for away in self.away])
 
 
-def _at(arrays: list[jax.Array], index: jax.Array | int) -> list[jax.Array]:
+def _at(arrays: list[jax.Array], index: Index) -> list[jax.Array]:
     return [jax.lax.dynamic_index_in_dim(array, index, keepdims=False) for array in arrays]

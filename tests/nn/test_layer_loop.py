@@ -24,6 +24,7 @@ from ltx2_cli.weights.tensors import MatrixType
 
 LAYERS, TOKENS, WIDTH = 6, 2048, 1024
 OPERATION = re.compile(r" = .*? ([a-z-]+)\(")
+ENDS = "start", "done"
 INT8 = MatrixType(np.dtype(jnp.int8))
 
 
@@ -35,9 +36,9 @@ def loops(text: str) -> list[list[tuple[str, str]]]:
 
 @needs_libtpu
 @pytest.mark.parametrize("matrices", [None, INT8], ids=["bfloat16", "int8"])
-def test_a_device_holds_three_layers_at_most(matrices: MatrixType | None) -> None:
-    """In the loop of layers, within one of steps: of the host's memory slices are copied, no stack. In bfloat16 the
-    compiler starts the next layer before the first product, and waits for it behind the last one."""
+def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
+    """In the loop of layers, within one of steps: of the host's memory slices are copied, no stack. Copies run beside
+    the products of a turn, which has two layers."""
     plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
     plan = replace(plan, offload=Offload.layers)
     network = FeedForward(Scope("bfloat16", matrices=matrices).stacked("blocks", LAYERS), WIDTH)
@@ -58,9 +59,8 @@ def test_a_device_holds_three_layers_at_most(matrices: MatrixType | None) -> Non
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * layer
     assert not re.search(rf"copy(-start)?\(\S*{LAYERS},({WIDTH}|{4 * WIDTH}),", text)
     turn = loops(text)[0]
-    kinds = [kind for kind, _ in turn]
-    products = [place for place, (_, line) in enumerate(turn) if "kind=kOutput" in line]
-    assert kinds.count("dynamic-slice-start") == len(products) == 2
-    if matrices is None:
-        starts, ends = (kinds.index(f"dynamic-slice-{end}") for end in ("start", "done"))
-        assert starts < products[0] <= products[-1] < ends
+    starts, ends = ([at for at, (kind, _) in enumerate(turn) if kind == f"dynamic-slice-{end}"] for end in ENDS)
+    products = [at for at, (_, line) in enumerate(turn) if "kind=kOutput" in line]
+    assert len(starts) == len(ends) == len(products) == 4
+    assert starts[0] < products[0] < products[1] < ends[0]
+    assert starts[-1] < products[2] < ends[1]
