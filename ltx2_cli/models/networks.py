@@ -152,7 +152,7 @@ def audio_encoder(arch: Arch, dtype: DType) -> AudioVAE:
     return vae
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _run_networks(*options: Any) -> Networks:
     networks = abstract_networks(*options)
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded

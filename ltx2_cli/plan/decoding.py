@@ -5,6 +5,7 @@ layers, so its pixels equal those of the whole clip."""
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from typing import NamedTuple
@@ -52,6 +53,7 @@ class AxisTiling:
     write_starts: tuple[int, ...]
 
 
+@lru_cache(maxsize=1024)
 def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
     """Split `length` into `count` tiles of one size. A tile reads `halo` positions on each side of those it writes;
     neighbours both write at least `shared` positions."""
