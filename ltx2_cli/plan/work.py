@@ -43,7 +43,7 @@ OVER_LEAST: Mapping[str, Range] = {
     DENOISING: Range(1.5, 2.1),
     "encode": Range(1.1, 1.3),
     "connect": Range(2.7, 6.1),
-    "upsample": Range(9.2, 11.7),
+    "upsample": Range(8.0, 9.3),
     "decode": Range(3.5, 7.5),
 }
 ON_A_GPU = Range(1.25, 2.1)
