@@ -10,7 +10,7 @@ from ltx2_cli.chips import Chip
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
-from ltx2_cli.estimate.fit import Alternative, check_estimate
+from ltx2_cli.estimate.fit import Alternative, Request, check_estimate
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import INPUT_AUDIO, INPUT_VIDEOS, PHASES
 from ltx2_cli.parallel.devices import device_memory
@@ -179,7 +179,7 @@ def test_an_unknown_device_has_no_times(one_stage: Plan) -> None:
 def check(estimate: Estimate) -> None:
     """As `ltx2 plan` does after it compiled."""
     devices = list(estimate.plan.sharding.mesh.devices.flat)
-    check_estimate(estimate.plan.spec, devices, estimate, on_slice=False, typed=typed)
+    check_estimate(Request(estimate.plan.spec, devices, fixed="model".__eq__), estimate, typed)
 
 
 def typed(alternative: Alternative) -> str:
