@@ -272,6 +272,7 @@ def test_an_unknown_slice_is_refused_with_the_known_ones(plan: Run) -> None:
     assert "v6e:2x2, v6e:2x4" in err
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_absent_slices_are_planned(plan: Run) -> None:
     topology("v6e:2x2")
@@ -291,6 +292,7 @@ def test_absent_slices_are_planned(plan: Run) -> None:
     assert said["expected_seconds_per_step"] == pytest.approx([cycles["by_xla"] / cycles["hertz"] + sending] * 2)
 
 
+@pytest.mark.slow
 @needs_cuda
 @pytest.mark.parametrize(
     ("name", "kind", "count", "gigabytes"), [("h100:8", "NVIDIA H100", 8, 72), ("RTX-4090", "RTX 4090", 1, 21.6)]

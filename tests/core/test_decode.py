@@ -57,6 +57,7 @@ def test_eight_devices_decode_the_same_clips_as_one(
     check(decoded(plan), plain[:videos])
 
 
+@pytest.mark.slow
 def test_sharded_decoders_make_the_same_clip() -> None:
     clip = {"model": "demo", "prompt": "a", "height": 128, "width": 256, "num_frames": 9, "dtype": "float32"}
     split = {**EIGHT, "weights": {"conv_out": "heads"}, "replicate_vae": False}

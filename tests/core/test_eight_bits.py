@@ -28,6 +28,7 @@ LENGTH = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
 MOST = {"int8": 0.05, "int8 full": 0.06, "fp8": 0.09, "fp8 full": 0.12}  # of the latents' norm
 
 
+@pytest.mark.slow
 def test_latents_are_near_those_of_sixteen_bits(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_lora_of_the_second_stage_is_added_before_rounding(
     assert kinds["proj_in"] == kinds["linear_1"] == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_a_quantised_file_stays_in_eight_bits(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

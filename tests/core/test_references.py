@@ -141,6 +141,7 @@ def test_shares_of_attention_equal_those_of_the_reference(
     assert compilations == []
 
 
+@pytest.mark.slow
 def test_a_second_stage_has_neither_references_nor_their_lora(
     checkpoint: Checkpoint, files: Files, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) ->
     return report, checkpointer, ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [True, None], ids=["resumable", "by estimate"])
 def test_a_run_stops_at_any_of_forty_moments(
     wanted: bool | None, ready: tuple[Plan, Components], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

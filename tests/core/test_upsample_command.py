@@ -189,6 +189,7 @@ def denser(made: Path, two_stages: list[str], tmp_path_factory: pytest.TempPathF
     return [*two_stages, *(text for setting in changed for text in ("--set", setting))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "rates", "sounds"),
     [([], ("12.0", "24.0"), (19, 18)), (["--temporal-upsample", "duration"], ("24.0", "24.0"), (9, 18))],

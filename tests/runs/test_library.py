@@ -106,6 +106,7 @@ def whole(audit: Audit) -> bytes:
     return audit.clip
 
 
+@pytest.mark.slow
 def test_the_tour_lists_the_calls_from_main_to_the_file_of_a_clip(audit: Audit):
     (listed,) = re.findall(r"```\n(__main__\.py: main\n.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     calls = audit.calls[audit.calls.index("__main__.py: main") :]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_clip.ipynb"
 RUN = """
@@ -25,6 +27,7 @@ for cell in json.load(open(notebook))["cells"]:
 PIP = {"PIP_DRY_RUN": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     options = "--steps 1 --num-frames 9 --no-audio"
     parameters = f"CLONE, MODEL, PROMPT, OPTIONS = {str(ROOT)!r}, 'demo', 'a red ball', {options!r}"
