@@ -28,6 +28,7 @@ UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 NO_SLICES: Streams[tuple[ConditionSlice, ...]] = Streams((), ())
 NEITHER = Streams(False, False)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
+EULER = "euler"  # the usual sampler, and that of a second stage
 
 
 class StageSize(NamedTuple):
@@ -62,7 +63,7 @@ class Stage:
     references: References | None = None  # None: tokens attend to all tokens alike
     x0_sigma: X0Sigma = "token"
     cross_timestep: CrossTimestep = "gate"
-    sampler: str = "euler"
+    sampler: str = EULER
     eta: float = 1.0  # the share of fresh noise, where the sampler draws some
 
     @property

@@ -6,6 +6,7 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE, host_byt
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import EULER
 from ltx2_cli.request.spec import ConditionSpec, Offload
 from ltx2_cli.units import quantity
 
@@ -49,7 +50,8 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
         yield "tokens", f"{video} of video, {audio} of sound, {text} of text"
         passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
         other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
-        yield "denoise", f"{stage.steps} steps, sampler {stage.sampler}, passes: {passes}{other}"
+        steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
+        yield "denoise", f"{steps}, passes: {passes}{other}"
     height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
