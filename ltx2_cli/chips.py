@@ -28,7 +28,8 @@ class Chip:
     flops: float  # a second, dense bfloat16
     hbm_bandwidth: float  # bytes a second
     link_bandwidth: float  # bytes a second over one link, in one direction: half of both
-    host_bandwidth: float = 0.0  # bytes a second from the host; 0: not published
+    # Bytes a second from the host; 0: not published. Of GPUs by their generation of PCIe, from memory.
+    host_bandwidth: float = 0.0
     torus: tuple[int, ...] = ()  # chips along the axes of the smallest TPU slice whose ends are joined; else a switch
     die_bandwidth: float = 0.0  # bytes a second between the devices of a chip, in one direction
     flops_per_cycle: int = 0  # of a TPU's matrix units

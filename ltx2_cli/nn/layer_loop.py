@@ -13,7 +13,7 @@ from ltx2_cli.weights.host import lies_on_host, to_device
 X = TypeVar("X")
 Y = TypeVar("Y")
 # Layers in a turn of a loop: with one, the next layer would arrive in the memory of the one in work, and XLA starts its
-# copy when that is done. A barrier keeps the layers apart: computed together they would be rounded otherwise.
+# copy when that is done. A barrier keeps the layers apart: compiled together they would be rounded differently.
 BUFFERS = 2
 Index = jax.Array | np.ndarray | int
 Copied = list[jax.Array]  # what a layer has in the host's memory, on the devices
@@ -55,7 +55,8 @@ class StackedLayers:
         def turn(index: Index, state: tuple[X, Copied]) -> tuple[X, Copied]:
             x, copied = state
             following = self.copy(index + 1)
-            return jax.lax.optimization_barrier(body(x, self._joined(copied, _at(self.here, index)))), following
+            x = body(x, self._joined(copied, _at(self.here, index)))
+            return jax.lax.optimization_barrier(x) if self.host else x, following
 
         def turns(number: jax.Array, state: tuple[X, Copied]) -> tuple[X, Copied]:
             for place in range(BUFFERS):
