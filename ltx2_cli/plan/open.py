@@ -8,15 +8,8 @@ from typing import NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.lora import preset_lora
-from ltx2_cli.models.networks import (
-    DENOISER,
-    Checkpoint,
-    open_denoiser,
-    open_file,
-    open_folder,
-    preset_checkpoint,
-    preset_upsampler,
-)
+from ltx2_cli.models.networks import DENOISER, Checkpoint, preset_checkpoint, preset_upsampler
+from ltx2_cli.models.open_checkpoint import open_denoiser, open_file, open_folder
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.plan import recipe
 from ltx2_cli.request.spec import RunSpec

@@ -35,7 +35,7 @@ def inspect(path: Path) -> FileFacts:
     """The facts of a file: `kind`, `file`, and more; a clip, latents, a record or an unfinished run has a `record`, the
     request that made it. Raises `UsageError` if it is damaged or of no known kind."""
     if path.is_dir():
-        from ltx2_cli.models.networks import is_checkpoint, open_folder
+        from ltx2_cli.models.open_checkpoint import is_checkpoint, open_folder
 
         if is_checkpoint(path):
             return _checkpoint(path, open_folder(path))
@@ -91,7 +91,7 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
     if INPUT in tensors or any(name.startswith(DENOISER) for name in tensors):
-        from ltx2_cli.models.networks import lone_denoiser, open_file
+        from ltx2_cli.models.open_checkpoint import lone_denoiser, open_file
 
         if version := lone_denoiser(files := TensorFiles(path)):
             return _denoiser(path, files, version)

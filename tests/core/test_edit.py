@@ -25,7 +25,7 @@ from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.videos import read_whole_video
 from ltx2_cli.media.write import write_mp4
-from ltx2_cli.models.networks import open_folder
+from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.plan.edit import NOTHING
 from ltx2_cli.plan.resolve import Plan

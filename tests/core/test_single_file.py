@@ -19,7 +19,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import RENAMINGS
-from ltx2_cli.models.networks import open_file
+from ltx2_cli.models.open_checkpoint import open_file
 from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2, LTX2_3, other_text_encoder, random_folder
 from program import run_program

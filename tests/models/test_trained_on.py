@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.networks import open_folder
+from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.plan.remarks import (
     TRAINED_ON_FILE,
     TrainedOn,

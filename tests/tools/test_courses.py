@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from ltx2_cli.models.networks import open_folder
+from ltx2_cli.models.open_checkpoint import open_folder
 from tools.train_demo import __main__ as command
 from tools.train_demo import arch, denoiser, training
 from tools.train_demo.courses import COURSES

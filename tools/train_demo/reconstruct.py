@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.models.audio_vae import AudioVAE
-from ltx2_cli.models.networks import open_folder
+from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import VocoderWithBWE
 from ltx2_cli.weights.declare import Scope

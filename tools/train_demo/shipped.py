@@ -9,7 +9,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.models.gemma import Gemma
-from ltx2_cli.models.networks import TEXT_ENCODER, abstract_networks, open_folder
+from ltx2_cli.models.networks import TEXT_ENCODER, abstract_networks
+from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.checkpoint import TensorFiles
