@@ -51,6 +51,22 @@ def read_limited(path: Path, limit: int, hint: str) -> bytes:
     return content
 
 
+def file_state(path: Path) -> tuple[int, ...]:
+    """A value that changes with the content of a file. Raises `OSError` for a file that is absent."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def folder_state(path: Path) -> tuple[object, ...]:
+    """A value that changes with the content of a file, or of the files in a folder and in its folders."""
+    files = [path, *sorted(path.glob("*")), *sorted(path.glob("*/*"))] if path.is_dir() else [path]
+    states: dict[Path, tuple[int, ...]] = {}
+    for file in files:
+        with suppress(OSError):  # a link to nothing
+            states[file] = file_state(file)
+    return tuple(states.items())
+
+
 class ReservedError(UsageError):
     """A file that another process is writing."""
 

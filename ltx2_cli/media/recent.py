@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-from ltx2_cli.artifacts.files import refuse_special
+from ltx2_cli.artifacts.files import file_state, refuse_special
 from ltx2_cli.errors import UsageError
 
 
@@ -46,9 +46,9 @@ def _version(path: Path, readable: str) -> tuple[int, ...]:
     """A value that changes with the content of a file."""
     refuse_special(path, readable)
     try:
-        stat = path.stat()
+        size, state = path.stat().st_size, file_state(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check its path") from None
-    if not stat.st_size:
+    if not size:
         raise UsageError(f"{path} is empty", readable)
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+    return state

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import DENOISER, Checkpoint, preset_checkpoint, preset_upsampler
@@ -19,6 +20,7 @@ from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, 
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import TEXT_ENCODER_FILES, UPSAMPLER_FILES, checkpoint_files
 
+T = TypeVar("T")
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 
 
@@ -46,7 +48,7 @@ def open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str 
     `transformer`, without weights."""
     opened = _open_checkpoint(checkpoint, text_encoder, transformer, offline)
     if transformer and (place := _find(transformer, (), offline)):
-        denoiser = open_denoiser(place, opened.arch.transformer)
+        denoiser = _once(open_denoiser, place, opened.arch.transformer)
         opened = replace(opened, files={**opened.files, DENOISER: denoiser}) if opened.files else opened
     return opened
 
@@ -56,7 +58,7 @@ def _open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str
     if place is None:
         return preset_checkpoint(checkpoint)
     if place.is_dir() and text_encoder is None:
-        return open_folder(place, denoiser=transformer is None)
+        return _once(open_folder, place, transformer is None)
     if place.is_dir():
         nothing = typed("text_encoder", "null")
         hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
@@ -64,14 +66,14 @@ def _open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str
     if text_encoder is None:
         hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
         raise UsageError(f"{checkpoint} has no text encoder", hint)
-    return open_file(place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
+    return _once(open_file, place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
 
 
 def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:
     """The upsampler of this name, or of the checkpoint's folder for None; without files if only its description is
     known."""
     if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
-        return open_upsampler(place, checkpoint.arch.vae)
+        return _once(open_upsampler, place, checkpoint.arch.vae)
     return preset_upsampler(name or ""), TensorFiles()
 
 
@@ -113,3 +115,16 @@ def open_loras(
 
 def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
     return local_path(name, wanted) if offline else locate(name, wanted)
+
+
+def _once(open_files: Callable[..., T], *arguments: object) -> T:
+    """`open_files` of these arguments, some of them paths; opened again only after the files changed. The legal sizes
+    and the plan of a request come from the same files."""
+    states = tuple(folder_state(place) for place in arguments if isinstance(place, Path))
+    opened: T = _opened(open_files, arguments, states)
+    return opened
+
+
+@lru_cache(maxsize=8)
+def _opened(open_files: Callable[..., Any], arguments: tuple[object, ...], states: tuple[object, ...]) -> Any:
+    return open_files(*arguments)

@@ -1,7 +1,6 @@
 """Possible sizes and lengths of a request: those of its model, in one stage or two."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from ltx2_cli.diffusion.geometry import SAME_SIZE, UpsampleFactors, VAECompression, clip_lengths
 from ltx2_cli.errors import UsageError
@@ -31,7 +30,6 @@ def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
     return {key: [n for n in numbers if n >= smallest or key == "num_frames"] for key, numbers in lengths.items()}
 
 
-@lru_cache(maxsize=4)
 def _opened(checkpoint: str, text_encoder: str | None, transformer: str | None) -> Checkpoint | None:
     """A checkpoint that is here or published; None for another, and for one that a run refuses."""
     try:
@@ -40,7 +38,6 @@ def _opened(checkpoint: str, text_encoder: str | None, transformer: str | None) 
         return None
 
 
-@lru_cache(maxsize=4)
 def _upsampling(
     upsampler: str | None, checkpoint: str, text_encoder: str | None, transformer: str | None
 ) -> UpsampleFactors:

@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
@@ -14,6 +15,7 @@ from ltx2_cli.request.layers import ConfigLayer, read_content, read_file, read_t
 from ltx2_cli.request.profiles import FLAG, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.validation import validate
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE
 from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
 from ltx2_cli.runs.lines import STDIN
@@ -50,7 +52,7 @@ def build_sized_request(
 ) -> RunSpec:
     """As `build_request`, with sizes in other words; the report is told which environment variables are read."""
     note_environment(report, values, layers.settings)
-    return build_request(resolve_size_options(values, layers, report, trust), layers, trust)
+    return sized_request(values, layers, report, trust)[0]
 
 
 def note_environment(report: Report, values: Mapping[str, object], settings: Sequence[str]) -> None:
@@ -63,30 +65,31 @@ def note_environment(report: Report, values: Mapping[str, object], settings: Seq
         report.defer(sentence)
 
 
-def resolve_size_options(
+def sized_request(
     values: Mapping[str, object], layers: Layers, report: Report, trust: Trust | None = None
-) -> Mapping[str, object]:
-    """`values` with the size and length of --resolution, --aspect and --duration; the report is told the result. Raises
-    `UsageError` beside a value in pixels or frames."""
+) -> tuple[RunSpec, Mapping[str, Any]]:
+    """The checked request of these values and layers, and by key its size and length that --resolution, --aspect and
+    --duration ask for; the report is told these. Raises `UsageError` beside a value in pixels or frames."""
+    spec, wished = build_request(values, layers, trust), dict[str, Any]()
     resolution, aspect, duration = map(layers.wishes.get, ("resolution", "aspect", "duration"))
     asked = [text for text in (resolution, aspect, duration) if text is not None]
     if not asked:
-        return values
+        return spec, wished
     from ltx2_cli.plan.sizes import legal_lengths
 
-    spec, wished = build_request(values, layers, trust), dict[str, int]()
     legal = legal_lengths(spec)
     if aspect is not None or resolution is not None:
         wished |= size_of(spec.width, spec.height, aspect, resolution, legal)
     if duration is not None:
         wished["num_frames"] = frames_of(duration, spec.fps, legal)
-    for key in wished.keys() & values.keys():
+    for key in wished.keys() & merge_layers(values, None, layers.settings).layers[FLAG].keys():
         wish = "--duration" if key == "num_frames" else "--aspect or --resolution"
         raise UsageError(f"--{key.replace('_', '-')} is not taken beside {wish}", f"leave out {wish}")
-    spec = build_request({**values, **wished}, layers, trust)
+    spec = replace(spec, **wished, asked=tuple(sorted({*spec.asked, *wished})))
+    validate(spec)
     length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
     report.defer(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
-    return {**values, **wished}
+    return spec, wished
 
 
 def config_page(path: Path | None) -> ConfigLayer | None:

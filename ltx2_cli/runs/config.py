@@ -22,12 +22,11 @@ from ltx2_cli.request.profiles import (
     RECIPE_KEYS,
     RequestLayers,
     origins,
-    validated_spec,
 )
 from ltx2_cli.request.schema import settings_schema
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE, flow, key_lines
-from ltx2_cli.runs.build_request import ANYTHING, Layers, collect_layers, config_page, resolve_size_options
+from ltx2_cli.runs.build_request import ANYTHING, Layers, collect_layers, config_page, sized_request
 
 COLUMN = 44  # where origins begin, behind shorter values
 
@@ -36,9 +35,8 @@ def show(typed: Mapping[str, object], layers: Layers, as_json: bool) -> None:
     """Print the request of these values, by key."""
     anything = {} if collect_layers(typed, layers).values.get("prompt") else {"prompt": ANYTHING}
     report = reporter()
-    values = resolve_size_options({**typed, **anything}, layers, report)
-    asked = collect_layers({key: value for key, value in values.items() if key not in anything}, layers)
-    spec = validated_spec(collect_layers(values, layers))
+    spec, sizes = sized_request({**typed, **anything}, layers, report)
+    asked = collect_layers({**typed, **sizes}, layers)
     report.flush()
     if anything:
         spec = replace(spec, prompt="")

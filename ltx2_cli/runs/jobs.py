@@ -28,7 +28,7 @@ from ltx2_cli.request.profiles import CACHE, OUTPUT_KEYS, STEPS_OR_SIGMAS
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key, typed
-from ltx2_cli.runs.build_request import Layers, build_request, collect_layers, note_environment, resolve_size_options
+from ltx2_cli.runs.build_request import Layers, collect_layers, note_environment, sized_request
 from ltx2_cli.runs.done import check_same, is_done, owned_files
 from ltx2_cli.runs.lines import Line, job_values
 from ltx2_cli.runs.order import in_order, own_seed, shape_of
@@ -241,8 +241,7 @@ class Jobs:
         own = {key: value for key, value in values.items() if key not in SIZE_SHORTHANDS}
         common = {wish: text for wish, text in self.layers.wishes.items() if wish not in said_by_line}
         layers = replace(self.layers, wishes={**common, **wishes})
-        values = resolve_size_options({**base, **own}, layers, Report(), self.session)
-        return build_request(values, layers, self.session)
+        return sized_request({**base, **own}, layers, Report(), self.session)[0]
 
     def _check_places(self, values: Mapping[str, Any]) -> None:
         """Raise `UsageError` for a line that names a place outside of the output folder."""

@@ -35,20 +35,21 @@ FIXED_BY_RECORD = frozenset({"num_videos", "model"}).__contains__
 FIXED_BY_RUN = "sharding".__ne__
 
 
-def check_published(request: Request, typed: Typed) -> None:
+def check_published(request: Request, typed: Typed) -> Plan | None:
     """Check a request whose model is not on this machine, before anything is downloaded: read the LoRAs, images, videos
-    and audio that are. Raises `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that
-    does not fit its devices."""
+    and audio that are. Returns the plan by the published configs; None for a model that is here or has none. Raises
+    `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that does not fit its devices."""
     spec = request.spec
     with suppress(UsageError):
         if local_path(spec.checkpoint, checkpoint_files(spec.transformer)) is not None:
-            return
+            return None
     check_local_loras([*spec.lora, *(spec.second_stage.lora or ())])
     try:
-        check_fit(request, request.plan(), typed)
+        return check_fit(request, request.plan(), typed)
     except UnknownNetworkError:  # its files say how large it is
         read_input_videos(spec)
         read_input_audio(spec)
+        return None
 
 
 def fitting_plan(request: Request, typed: Typed) -> Plan:
@@ -70,16 +71,15 @@ class DryRun:
     def of(cls, request: Request, typed: Typed) -> Self:
         """From local files and the published configs. Raises `UsageError` and `DoesNotFitError` as the run would, as
         far as these tell."""
-        check_published(request, typed)
+        plan = check_published(request, typed)
         downloads = missing_downloads(request.spec, request.source is not None)
         check_disk_space(downloads)
         if not downloads:
             return cls(request, downloads, fitting_plan(request, typed))
-        try:
-            plan = request.plan()
-        except UnknownNetworkError:
-            return cls(request, downloads, None)
-        return cls(request, downloads, check_fit(request, plan, typed))
+        if plan is None:
+            with suppress(UnknownNetworkError):
+                plan = check_fit(request, request.plan(), typed)
+        return cls(request, downloads, plan)
 
     def print(self, session: Session, drawn: bool) -> None:
         """Print it on the first host; the seed is marked as random if it was `drawn`."""

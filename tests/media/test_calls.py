@@ -1,11 +1,16 @@
-"""A command starts ffmpeg once for the facts of a file, once for its picture and once for its sound."""
+"""A command parses and plans its request once, opens each file of weights once, and starts ffmpeg once for the facts
+of a file, once for its video and once for its audio."""
 
+import os
 import re
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -13,7 +18,11 @@ import pytest
 
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
+from ltx2_cli.plan import resolve
+from ltx2_cli.request import profiles
 from ltx2_cli.request.profiles import read_spec, to_yaml
+from ltx2_cli.weights import checkpoint
+from ltx2_cli.weights.hub import DEMO_FOLDER
 from media.test_videos import ffmpeg
 from program import run_program
 from sounds import tone
@@ -73,6 +82,46 @@ def test_ffmpeg_is_started_once_for_each_purpose(
 ) -> None:
     expected = {"ffmetadata framecrc": facts, "image2pipe": pictures, "au": sounds}
     assert started(*arguments) == Counter(expected)
+
+
+def test_a_request_is_parsed_and_planned_once_and_its_files_are_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, model = Counter[str](), shutil.copytree(DEMO_FOLDER, tmp_path / "model")
+
+    def count(module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            calls[str(arguments[0].relative_to(model)) if name == "read_header" else name] += 1
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(profiles, "build_spec")
+    count(resolve, "build_plan")
+    count(checkpoint, "read_header")
+    files = {str(file.relative_to(model)): 1 for file in model.glob("*/*.safetensors")}
+    sized = (
+        "--duration",
+        "1s",
+        "--aspect",
+        "1:1",
+        "--resolution",
+        "128p",
+        "--recipe",
+        "two_stage",
+        "--set",
+        "second_stage.lora=[]",
+    )
+    arguments = "generate", "--prompt", "a fox", "--model", str(model), *sized, "--dry-run"
+    for opened in (files, {}, files):
+        calls.clear()
+        assert run_program(monkeypatch, *arguments) == 0
+        assert calls == {"build_spec": 1, "build_plan": 1, **opened}
+        if not opened:  # the next run finds files that changed
+            for file in files:
+                os.utime(model / file)
 
 
 def test_a_picture_of_16_bits_is_converted_once(started: Started, tmp_path: Path) -> None:
