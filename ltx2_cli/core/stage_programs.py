@@ -83,7 +83,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
 
 def _stage_rows(
     plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]
-) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], PassReuse]:
+) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], PassReuse, np.ndarray | None]:
     """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None
@@ -95,7 +95,8 @@ def _stage_rows(
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
-    return np.tile(np.asarray(contexts, np.int32), videos), tables, masks, tokens, PassReuse(passes, branch)
+    which, reuse = np.tile(np.asarray(contexts, np.int32), videos), PassReuse(passes, branch)
+    return which, tables, masks, tokens, reuse, stage.geometry.first_frame if stage.marks_keyframes else None
 
 
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:

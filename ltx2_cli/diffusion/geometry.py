@@ -92,6 +92,11 @@ class Geometry:
         references = (frames * (cells // scale.downscale**2) for frames, scale in self.references)
         return (self.grid_tokens, len(self.keyframes) * cells, *references)
 
+    @property
+    def first_frame(self) -> np.ndarray:
+        """Which video tokens are of the clip's first latent frame, which is one frame of pixels; bool [tokens]."""
+        return np.arange(self.video_tokens) < min(self.grid_tokens, self.height * self.width)
+
     def video_axes(self) -> list[tuple[np.ndarray, ...]]:
         """Centres of latents along time in seconds, height and width in pixels, each float32 [latents]: of the grid
         with its keyframes, and of each reference."""

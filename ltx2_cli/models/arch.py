@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
 from ltx2_cli.models.audio_vae import AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
+from ltx2_cli.models.config import LTX2, LTX2_3, LTX2_5, NetworkArch
 from ltx2_cli.models.gemma import GemmaArch
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
@@ -28,6 +28,7 @@ class StreamArch(NamedTuple):
     gate: str  # the name of its cross-modal gate
     max_positions: tuple[int, ...]
     caption_channels: int  # 0: text arrives at the stream's width
+    marks_keyframes: bool  # a learnt vector is added to tokens whose latent frame is one frame of pixels
     in_channels: int
     out_channels: int
     heads: int
@@ -85,6 +86,7 @@ class TransformerArch(NetworkArch):
     perturbed_attn: bool = False
     ff_bias: bool = True
     audio_ff_bias: bool = True
+    use_keyframes_abs_pos_embedding: bool = False
 
     def conflicts(self) -> Iterator[str]:
         if self.num_attention_heads != self.audio_num_attention_heads:
@@ -99,7 +101,8 @@ class TransformerArch(NetworkArch):
 
     @property
     def model_version(self) -> str:
-        return LTX2_3 if self.cross_attn_mod else LTX2
+        newer = LTX2_5 if self.use_keyframes_abs_pos_embedding else LTX2_3
+        return newer if self.cross_attn_mod else LTX2
 
     @property
     def streams(self) -> Streams[StreamArch]:
@@ -108,8 +111,8 @@ class TransformerArch(NetworkArch):
         video, audio = ([vars(self)[prefix + key] for key in STREAM_KEYS] for prefix in ("", "audio_"))
         positions = self.pos_embed_max_pos, self.base_height, self.base_width
         return Streams(
-            StreamArch("video", "", "a2v", positions, caption_channels, *video),
-            StreamArch("audio", "audio_", "v2a", (self.audio_pos_embed_max_pos,), caption_channels, *audio),
+            StreamArch("video", "", "a2v", positions, caption_channels, self.use_keyframes_abs_pos_embedding, *video),
+            StreamArch("audio", "audio_", "v2a", (self.audio_pos_embed_max_pos,), caption_channels, False, *audio),
         )
 
     @property

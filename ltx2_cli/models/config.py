@@ -19,7 +19,7 @@ from ltx2_cli.weights.checkpoint import AGAIN, Renaming
 Config = dict[str, Any]
 LAYERS = re.compile(r"layers|num_(res_)?blocks")  # keys of counts
 MOST_LAYERS = 1000  # more take long to describe, before a tensor is looked at
-LTX2, LTX2_3 = "ltx2", "ltx2.3"  # model versions, by the names of their model profiles
+LTX2, LTX2_3, LTX2_5 = "ltx2", "ltx2.3", "ltx2.5"  # model versions, by the names of their model profiles
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
 # by the name of a class, what `NetworkArch` lists; "equal": sizes that two networks share, and what they are
 RULES: dict[str, Any] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))

@@ -64,6 +64,8 @@ class StreamIO(nnx.Module):
         self.text_time = AdaLayerNormSingle(*text_time) if arch.text_modulated else None
         caption = scope / f"{prefix}caption_projection", arch.caption_channels, width
         self.caption = CaptionProjection(*caption) if arch.caption_channels else None
+        keyframes = f"{prefix}keyframes_abs_pos_embedding", (1, width), (None, "embed")
+        self.keyframes = scope.weight(*keyframes) if arch.marks_keyframes else None
 
     def modulation(
         self, timestep: jax.Array, gate_ratio: float, conditions: Conditions | None
@@ -148,16 +150,20 @@ class Transformer(nnx.Module):
             return StreamInputs(modulation, *ropes, axis, level, conditions and conditions.references), embedded
 
         def project(
-            stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis
+            stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis, keyframes: Mask | None
         ) -> Float[jax.Array, "videos padded_tokens dim"]:
-            return stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
+            projected = stream.proj_in(pad_to_shards(x, ("rows", axis.name, None), 1))
+            if keyframes is None or stream.keyframes is None:
+                return projected
+            marked = pad_to_shards(jnp.asarray(keyframes), (axis.name,), 0)
+            return projected + jnp.where(marked[:, None], stream.keyframes[...], 0)
 
         def end(stream: StreamIO, x: jax.Array, state: tuple[StreamInputs, jax.Array]) -> jax.Array:
             return stream.output(x, state[1], state[0].level)[:, : state[0].tokens.length]
 
         states = map_streams(begin, streams, inputs.conditions, inputs.ropes, tokens, Streams(*tokens[::-1]))
         shared = Streams(*(stream and stream[0] for stream in states))
-        x = map_streams(project, streams, latents, tokens)
+        x = map_streams(project, streams, latents, tokens, Streams(inputs.keyframes, None))
         x, intermediates = self._run_layers(x, inputs, shared, tap)
         return map_streams(end, streams, x, states), intermediates
 
@@ -166,7 +172,7 @@ class Transformer(nnx.Module):
     ) -> tuple[Arrays, tuple[T, Any]]:
         """Repeat x for each pass and run all layers. Returns x and the taps; per-layer taps are None if the perturbed
         pass reuses layers."""
-        text, contexts, _, masks, _, reuse = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
+        text, contexts, _, masks, _, reuse, _ = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
         layer, passes = self._layer(inputs, shared), len(contexts) // len(x.video)
         scanned = self.blocks, text.keys_values, masks.self_attention
 
@@ -191,7 +197,7 @@ class Transformer(nnx.Module):
         self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
     ) -> Callable[[Arrays, Layer, Mask], Arrays]:
         """A layer as a function of x, of its own weights and text, and of the rows' contexts."""
-        text, contexts, _, masks, _, reuse = inputs
+        text, contexts, _, masks, _, reuse, _ = inputs
         modulation = Streams(*(stream and stream.modulation.text for stream in shared))
         by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
         tokens, isolated = text.tokens, reuse.isolated(len(contexts)) if reuse else 0

@@ -90,6 +90,7 @@ class DenoiserInputs(NamedTuple):
     masks: PassMasks  # `self_attention` has a leading layers axis
     conditions: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
     reuse: PassReuse | None = None  # None: every row computes all of its layers
+    keyframes: Mask | None = None  # bool [video tokens], true: its latent frame is one frame of pixels; None: not told
 
 
 class StreamInputs(NamedTuple):

@@ -63,6 +63,7 @@ class Stage:
     references: References | None = None  # None: tokens attend to all tokens alike
     x0_sigma: X0Sigma = "token"
     cross_timestep: CrossTimestep = "gate"
+    marks_keyframes: bool = False  # the denoiser is told which tokens' latent frame is one frame of pixels
     sampler: str = EULER
     eta: float = 1.0  # the share of fresh noise, where the sampler draws some
 
@@ -217,7 +218,8 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths = [1.0] if spec.audio else []
     strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
     edit = edit_of(spec, inputs.input_videos, stage.geometry)
-    slices = condition_slices(stage.placed_videos, strengths, stage.geometry, inputs.checkpoint.arch.compression, edit)
+    arch = inputs.checkpoint.arch
+    slices = condition_slices(stage.placed_videos, strengths, stage.geometry, arch.compression, edit)
     whole = Streams(
         *(fully_conditioned(*pair) for pair in zip(slices, (shape[0] for shape in stage.token_shapes), strict=True))
     )
@@ -229,6 +231,7 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
         references=reference_weights(spec, inputs.input_videos, stage.placed_videos, stage.geometry),
         x0_sigma="stream" if spec.follows_diffusers else "token",
         cross_timestep="always" if spec.follows_diffusers else "gate",
+        marks_keyframes=arch.transformer.use_keyframes_abs_pos_embedding and not spec.follows_diffusers,
     )
 
 

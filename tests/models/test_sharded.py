@@ -48,8 +48,9 @@ EARLIER = {
     "perturbed_attn": True,
 }
 GATED = {"gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True}
-LATER = EARLIER | GATED | {"use_prompt_embeddings": False}
-CONFIGS = {"2.0": EARLIER, "2.3": LATER}
+MARKED = {"ff_bias": False, "use_keyframes_abs_pos_embedding": True}  # of LTX-2.5
+LATER = EARLIER | GATED | {"use_prompt_embeddings": False} | MARKED
+CONFIGS = {"2.0": EARLIER, "2.5": LATER}
 ROWS = 2
 INT8 = MatrixType(np.dtype(np.int8), rounds_input=True)
 TEXT_KEYS = {("all-reduce", ("heads",)): 2}  # their mean squares, where the noise level modulates the text
@@ -83,7 +84,8 @@ def velocities(
     switches, contexts = PassMasks(attending, np.ones(ROWS, bool)), np.arange(ROWS)
 
     def forward(model: Transformer, latents: Streams[jax.Array], context: object) -> Streams[jax.Array]:
-        inputs = DenoiserInputs(context, contexts, rope_tables(geometry, arch), switches)
+        ropes, marked = rope_tables(geometry, arch), geometry.first_frame
+        inputs = DenoiserInputs(context, contexts, ropes, switches, keyframes=marked)
         return model(latents, jnp.float32(0.7), inputs)
 
     if plan is None:
@@ -143,12 +145,12 @@ def on_one_device(model_version: str, matrices: MatrixType | None = None) -> Str
     [
         ("2.0", "ironwood", {}, True),
         ("2.0", "trillium", {}, True),
-        ("2.3", "ironwood", {}, True),
-        ("2.3", "ironwood", {}, False),
-        ("2.3", "ironwood", {"passes": 1}, True),  # eight parts of four heads
-        ("2.3", "trillium", {}, True),
-        ("2.3", "trillium", {"passes": 1, "embed": 2}, True),
-        ("2.3", "gpu", {"heads": 4, "passes": 1}, True),
+        ("2.5", "ironwood", {}, True),
+        ("2.5", "ironwood", {}, False),
+        ("2.5", "ironwood", {"passes": 1}, True),  # eight parts of four heads
+        ("2.5", "trillium", {}, True),
+        ("2.5", "trillium", {"passes": 1, "embed": 2}, True),
+        ("2.5", "gpu", {"heads": 4, "passes": 1}, True),
     ],
     ids=str,
 )
@@ -165,8 +167,8 @@ def test_every_mesh_gives_the_same_velocities(
 @pytest.mark.parametrize(("profile", "parts"), [("ironwood", 1), ("trillium", 2)])
 def test_products_in_eight_bits_give_nearly_the_same_velocities_on_a_mesh(profile: str, parts: int) -> None:
     """Where devices hold parts of a token, each rounds its own."""
-    got, _ = on_eight_devices("2.3", profile, (), True, INT8)
-    for one, eight in zip(on_one_device("2.3", INT8), got, strict=True):
+    got, _ = on_eight_devices("2.5", profile, (), True, INT8)
+    for one, eight in zip(on_one_device("2.5", INT8), got, strict=True):
         assert np.linalg.norm(eight - one) <= (0.02 if parts > 1 else 0.01) * np.linalg.norm(one)
 
 
@@ -218,10 +220,10 @@ LATER_TRILLIUM = LATER_IRONWOOD + Counter(SUMS) + Counter(TEXT_KEYS)
     [
         ("2.0", "ironwood", None, Counter(TRADES) + Counter(MERGES)),
         ("2.0", "trillium", None, Counter(TRADES) + Counter(MERGES) + Counter(SUMS)),
-        ("2.3", "ironwood", None, LATER_IRONWOOD),
-        ("2.3", "trillium", None, LATER_TRILLIUM),
-        ("2.3", "ironwood", INT8, LATER_IRONWOOD),
-        ("2.3", "trillium", INT8, LATER_TRILLIUM),
+        ("2.5", "ironwood", None, LATER_IRONWOOD),
+        ("2.5", "trillium", None, LATER_TRILLIUM),
+        ("2.5", "ironwood", INT8, LATER_IRONWOOD),
+        ("2.5", "trillium", INT8, LATER_TRILLIUM),
     ],
     ids=lambda value: None if isinstance(value, Counter) else str(value),
 )

@@ -1,5 +1,6 @@
 """The denoiser against diffusers, perturbed and not, scanned and unrolled, in several shapes of model."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -72,9 +73,11 @@ CONFIGS = {
         "audio_cross_attn_mod": True,
         "use_prompt_embeddings": False,
         "ff_bias": False,
+        "use_keyframes_abs_pos_embedding": True,
     },
 }
 SIGMA = 0.73
+HEIGHT, WIDTH = 2, 3  # of latents
 TOLERANCE = 5e-6  # float32 rounding makes 2e-7 to 3e-6 of it; 1e-5 once hid an epsilon
 PERTURBED_LAYER = 1
 
@@ -88,6 +91,10 @@ class Case(NamedTuple):
     latents: Streams
     text: Streams
     reference: LTX2VideoTransformer3DModel
+
+    def marked(self) -> torch.Tensor:
+        """The tokens of the first latent frame."""
+        return torch.from_numpy(self.geometry.first_frame)[None, :, None].float()
 
     def wanted(self, perturbed: bool, isolated: bool, **others: object) -> tuple[torch.Tensor, torch.Tensor]:
         rows = self.latents.video.shape[0]
@@ -107,6 +114,7 @@ class Case(NamedTuple):
                 audio_num_frames=self.geometry.audio_frames,
                 isolate_modalities=isolated,
                 spatio_temporal_guidance_blocks=[PERTURBED_LAYER] if perturbed else None,
+                video_keyframes_mask=self.marked(),
                 **{"use_cross_timestep": True, **others},
                 return_dict=False,
             )
@@ -116,7 +124,7 @@ class Case(NamedTuple):
 def case(request: pytest.FixtureRequest) -> Case:
     config = CONFIGS[request.param]
     arch = read_arch(TransformerArch, config, "config.json")
-    geometry = Geometry(frames=3, height=2, width=3, audio_frames=11, fps=12.5, scales=arch.scales)
+    geometry = Geometry(frames=3, height=HEIGHT, width=WIDTH, audio_frames=11, fps=12.5, scales=arch.scales)
     reference = randomise(LTX2VideoTransformer3DModel(**config), seed=1)
     model = adopt(Transformer(Scope(jnp.float32), arch), reference.state_dict())
     random = np.random.default_rng(2)
@@ -150,9 +158,10 @@ def _velocities(
 ) -> Streams:
     model.scan_layers = scan_layers
     context = model.text_context(text)
-    return model(
-        latents, sigma, DenoiserInputs(context, jnp.arange(latents.video.shape[0]), ropes, switches, conditions)
-    )
+    rows, tokens, _ = latents.video.shape
+    first_frame = np.arange(tokens) < HEIGHT * WIDTH
+    inputs = DenoiserInputs(context, jnp.arange(rows), ropes, switches, conditions, keyframes=first_frame)
+    return model(latents, sigma, inputs)
 
 
 def switches(case: Case, perturbed: list[bool], isolated: list[bool]) -> PassMasks:
@@ -243,10 +252,22 @@ LTX2_3 = {
 }
 
 
+LTX2_5 = LTX2_3 | {"ff_bias": False, "use_keyframes_abs_pos_embedding": True}
+
+
 @pytest.mark.parametrize(("model", "config"), [("ltx2", {}), ("ltx2.3", LTX2_3)])
 def test_names_and_shapes_equal_the_published_ones(model: str, config: dict[str, bool]) -> None:
     arch = read_arch(TransformerArch, {"rope_type": "split", **config}, "config.json")
     assert declared(Transformer(Scope(jnp.bfloat16), arch)) == published(f"{model}/transformer.tsv")
+
+
+def test_the_newest_differs_from_the_one_before_as_the_published_ones_do() -> None:
+    arch = read_arch(TransformerArch, {"rope_type": "split", **LTX2_5}, "config.json")
+    biases = re.compile(r"transformer_blocks\.\d+\.ff\.net\.(0\.proj|2)\.bias")
+    kept = {name: shape for name, shape in published("ltx2.3/transformer.tsv").items() if not biases.fullmatch(name)}
+    found = declared(Transformer(Scope(jnp.bfloat16), arch))
+    assert found == kept | {"keyframes_abs_pos_embedding": (1, 4096)}
+    assert (len(found), arch.model_version) == (4091, "ltx2.5")
 
 
 @pytest.mark.parametrize("config", [{}, LTX2_3], ids=["ltx2", "ltx2.3"])
