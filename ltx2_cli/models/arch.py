@@ -9,7 +9,7 @@ from ltx2_cli.diffusion.denoise import Schedule
 from ltx2_cli.diffusion.geometry import LatentScale, VAECompression
 from ltx2_cli.models.audio_vae import AudioVAEArch
 from ltx2_cli.models.config import LTX2, LTX2_3, LTX2_5, NetworkArch
-from ltx2_cli.models.gemma import GemmaArch
+from ltx2_cli.models.gemma import GEMMA_3, GEMMA_4, GemmaArch
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
@@ -103,6 +103,11 @@ class TransformerArch(NetworkArch):
     def model_version(self) -> str:
         newer = LTX2_5 if self.use_keyframes_abs_pos_embedding else LTX2_3
         return newer if self.cross_attn_mod else LTX2
+
+    @property
+    def text_encoder(self) -> str:
+        """The generation of the text encoder that it was trained with."""
+        return GEMMA_4 if self.model_version == LTX2_5 else GEMMA_3
 
     @property
     def streams(self) -> Streams[StreamArch]:

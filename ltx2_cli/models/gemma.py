@@ -1,5 +1,5 @@
-"""The text encoder: prompts to token ids, and the config, weight names and shapes of Gemma-3's language model. What
-computes it, in `gemma_torch`, takes seconds to import; that is left to the first call."""
+"""The text encoder: prompts to token ids, and the config, weight names and shapes of the language model, a Gemma-3 or
+the Gemma-4 of LTX-2.5. What computes it, in `gemma_torch`, takes seconds to import; that is left to the first call."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,43 @@ from ltx2_cli.weights.quantized_matrix import widen
 # The language model's place in a checkpoint, the longest first, and what lies there.
 PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
 PARTS = ("embed_tokens.", "layers.", "norm.")
-SWITCHES = ("attn_logit_softcapping", "use_bidirectional_attention")  # of the config: they change the arithmetic
+GEMMA_3, GEMMA_4 = "Gemma-3", "Gemma-4"
+# of the language model alone, and as part of a model with vision
+MODEL_TYPES = {
+    "gemma3_text": GEMMA_3,
+    "gemma3": GEMMA_3,
+    "gemma4_unified_text": GEMMA_4,
+    "gemma4_unified": GEMMA_4,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    GEMMA_3: {},
+    GEMMA_4: {"vocab_size": 262144, "num_hidden_layers": 30, "max_position_embeddings": 262144},
+}
+# Keys that change the arithmetic, and their values that do not; of Gemma-4 "vision" is about images alone.
+SWITCHES: dict[str, tuple[object, ...]] = {
+    "attn_logit_softcapping": (None, False),
+    "use_bidirectional_attention": (None, False, "vision"),
+    "num_kv_shared_layers": (None, 0),
+    "hidden_size_per_layer_input": (None, 0),
+    "enable_moe_block": (None, False),
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+FULL_EVERY = 6  # layers, where a config of Gemma-4 does not list their types
+SIZES = ("query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "global_head_dim")
 OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
+
+
+class LayerAttention(NamedTuple):
+    """The sizes of one layer's attention."""
+
+    head_dim: int
+    key_value_heads: int
+    values: bool = True  # have a matrix of their own; else they are the keys, before norm and rotation
 
 
 @dataclass(frozen=True)
 class GemmaArch:
-    """The sizes of a Gemma-3 language model, and its whole config; the defaults are transformers'."""
+    """The sizes of a language model, and its whole config; the defaults are transformers' for Gemma-3."""
 
     vocab_size: int = 262208
     hidden_size: int = 2304
@@ -36,6 +66,8 @@ class GemmaArch:
     head_dim: int = 256
     max_position_embeddings: int = 131_072  # tokens that it was made for
     attention_bias: bool = False
+    generation: str = GEMMA_3
+    attention: tuple[LayerAttention, ...] = ()  # of each layer of Gemma-4; those of Gemma-3 are alike
     config: str = "{}"  # the object of all keys, as JSON
     where: str = field(default="", compare=False)  # the file that the config stands in, for errors
 
@@ -50,26 +82,62 @@ def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
     Raises `UsageError` for another model, and for values that transformers would divide by or ignore;
     `build_torch_module` finds the rest."""
     kind = config.get("model_type")
-    if kind not in ("gemma3", "gemma3_text"):
-        raise UsageError(f"{where}: the text encoder is {kind!r}, only Gemma-3 is implemented", AGAIN)
-    stated = config if kind == "gemma3_text" else config.get("text_config", {})
+    if kind not in MODEL_TYPES:
+        implemented = "only Gemma-3 and the Gemma-4 of LTX-2.5 ('gemma4_unified') are implemented"
+        raise UsageError(f"{where}: the text encoder is {kind!r}, {implemented}", AGAIN)
+    stated = config if kind.endswith("_text") else config.get("text_config", {})
     if not isinstance(stated, dict):
         raise UsageError(f"{where}: text_config is {stated!r}, not an object", AGAIN)
     sizes = [field.name for field in fields(GemmaArch) if field.type is int]
     findings = [
         f"{key} is {stated[key]!r}, not a whole number above 0"
-        for key in (*sizes, "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern")
-        if key in stated and not (type(stated[key]) is int and stated[key] > 0)
+        for key in (*sizes, *SIZES)
+        if key in stated and not _is_count(stated[key])
     ]
-    findings += [f"{key} is not implemented" for key in SWITCHES if stated.get(key, False) not in (None, False)]
+    findings += [f"{key} is not implemented" for key, off in SWITCHES.items() if stated.get(key) not in off]
+    generation, attention = MODEL_TYPES[kind], tuple[LayerAttention, ...]()
+    known = DEFAULTS[generation] | {key: stated[key] for key in (*sizes, "attention_bias") if key in stated}
+    if generation == GEMMA_4 and not findings:
+        attention, findings = _layers_attention(stated, GemmaArch(**known))
     if findings:
         raise UsageError(f"{where}: {'; '.join(findings)}", AGAIN)
-    known = {key: stated[key] for key in (*sizes, "attention_bias") if key in stated}
-    return GemmaArch(**known, config=json.dumps(stated, sort_keys=True), where=where)
+    text = json.dumps(stated | {"model_type": f"{kind.removesuffix('_text')}_text"}, sort_keys=True)
+    return GemmaArch(**known, generation=generation, attention=attention, config=text, where=where)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _layers_attention(stated: dict[str, Any], sizes: GemmaArch) -> tuple[tuple[LayerAttention, ...], list[str]]:
+    """The attention of each layer by a config of Gemma-4, and what is wrong with it. Layers of full attention have
+    sizes of their own: in `per_layer_config`, as transformers writes it, or in keys that begin with `global_`."""
+    count, shared = sizes.num_hidden_layers, bool(stated.get("attention_k_eq_v"))
+    usual = [FULL if (layer + 1) % FULL_EVERY == 0 else SLIDING for layer in range(count)]
+    types = stated.get("layer_types") or usual
+    if not isinstance(types, list) or len(types) != count or not {*types} <= {SLIDING, FULL} or types[-1] != FULL:
+        return (), [f"layer_types are not {count} times {SLIDING} or {FULL}, the last {FULL}"]
+    heads = stated.get("num_global_key_value_heads") if shared else None
+    of_full = {
+        "head_dim": stated.get("global_head_dim", 512),
+        "num_key_value_heads": heads or sizes.num_key_value_heads,
+    }
+    listed = stated.get("per_layer_config")
+    if not isinstance(listed, dict):
+        listed = {str(layer): of_full for layer, kind in enumerate(types) if kind == FULL}
+    attention = []
+    for layer, kind in enumerate(types):
+        own = listed.get(str(layer), {})
+        known: dict[str, Any] = {**vars(sizes), **own} if isinstance(own, dict) else {}
+        numbers = [known[key] for key in of_full if _is_count(known.get(key))]
+        if len(numbers) < len(of_full) or {*own} - {*of_full}:
+            return (), [f"the sizes of layer {layer} are {own!r}, not whole numbers above 0: {', '.join(of_full)}"]
+        attention.append(LayerAttention(numbers[0], numbers[1], not (shared and kind == FULL)))
+    return tuple(attention), []
 
 
 class Gemma(nnx.Module):
-    """Gemma-3's language model: weights under the names that transformers gives them."""
+    """The language model of a Gemma: weights under the names that transformers gives them."""
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
@@ -93,16 +161,19 @@ class Gemma(nnx.Module):
 
 def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
     """Name, shape and logical axes of each weight; matrices are (out, in), as torch keeps them."""
-    hidden, inner, head = arch.hidden_size, arch.intermediate_size, arch.head_dim
-    queries, keys = arch.num_attention_heads * head, arch.num_key_value_heads * head
+    hidden, inner = arch.hidden_size, arch.intermediate_size
+    alike = LayerAttention(arch.head_dim, arch.num_key_value_heads)
     yield "embed_tokens.weight", (arch.vocab_size, hidden), ("vocab", "embed")
     for layer in range(arch.num_hidden_layers):
         attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        for name, width in (("q", queries), ("k", keys), ("v", keys)):
+        head, key_heads, has_values = arch.attention[layer] if arch.attention else alike
+        queries, keys = arch.num_attention_heads * head, key_heads * head
+        widths = {"q": queries, "k": keys} | ({"v": keys} if has_values else {})
+        for name, width in widths.items():
             yield f"{attention}.{name}_proj.weight", (width, hidden), ("heads", "embed")
         yield f"{attention}.o_proj.weight", (hidden, queries), ("embed", "heads")
         if arch.attention_bias:
-            for name, width in (("q", queries), ("k", keys), ("v", keys), ("o", hidden)):
+            for name, width in (widths | {"o": hidden}).items():
                 yield f"{attention}.{name}_proj.bias", (width,), (None,)
         for name in ("q_norm", "k_norm"):
             yield f"{attention}.{name}.weight", (head,), (None,)
@@ -111,6 +182,8 @@ def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
         yield f"{mlp}.down_proj.weight", (hidden, inner), ("embed", "mlp")
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             yield f"layers.{layer}.{name}_layernorm.weight", (hidden,), (None,)
+        if arch.generation == GEMMA_4:
+            yield f"layers.{layer}.layer_scalar", (1,), (None,)
     yield "norm.weight", (hidden,), (None,)
 
 
@@ -121,7 +194,7 @@ def language_model(files: TensorFiles) -> TensorFiles:
         if f"{prefix}embed_tokens.weight" in files:
             inside = tuple(prefix + part for part in PARTS)
             return files.renamed({name.removeprefix(prefix): name for name in files if name.startswith(inside)})
-    raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is not a Gemma-3", AGAIN)
+    raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is no Gemma", AGAIN)
 
 
 class Tokens(NamedTuple):

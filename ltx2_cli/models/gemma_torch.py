@@ -1,5 +1,5 @@
-"""The text encoder: transformers' Gemma-3, run by torchax on jax arrays, our weights. The torch module has no memory of
-its own. Importing this module takes seconds."""
+"""The text encoder: transformers' Gemma-3 or Gemma-4, run by torchax on jax arrays, our weights. The torch module has
+no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import Gemma3TextConfig, Gemma3TextModel
+from transformers import Gemma3TextConfig, Gemma3TextModel, Gemma4UnifiedTextConfig, Gemma4UnifiedTextModel
 from transformers.activations import ACT2FN
 
 from ltx2_cli.errors import UsageError
@@ -22,7 +22,12 @@ from ltx2_cli.weights.checkpoint import AGAIN
 if TYPE_CHECKING:
     from torchax.tensor import Environment
 
-ROPES = (("default", {"rope_type", "rope_theta"}), ("linear", {"rope_type", "rope_theta", "factor"}))  # by their keys
+MODELS: dict[str, tuple[Any, Any]] = {  # classes of configs and modules, by the type that a config states
+    "gemma3_text": (Gemma3TextConfig, Gemma3TextModel),
+    "gemma4_unified_text": (Gemma4UnifiedTextConfig, Gemma4UnifiedTextModel),
+}
+# What a theta goes with, by the kind of rotary embedding.
+ROPES: dict[str | None, set[str]] = {"default": set(), "linear": {"factor"}, "proportional": {"partial_rotary_factor"}}
 
 # Overloads by dimension name, behind operators of torch.ops.aten: torchax 0.0.13 names them on import, torch 2.13 has
 # none of them.
@@ -46,14 +51,16 @@ def build_torch_module(stated: str, where: str) -> TorchModule:
     """The module of the language model of a config, as JSON; `where` names its file in errors. Raises `UsageError` for
     a config that it cannot be built from."""
     try:
-        config = Gemma3TextConfig(**json.loads(stated))
+        values = json.loads(stated)
+        config_class, model_class = MODELS[values.get("model_type", "gemma3_text")]
+        config = config_class(**values)
         findings = "; ".join(_not_computed(config))
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UsageError(f"{where}: {' '.join(str(error).split())}", AGAIN) from error
     if findings:
         raise UsageError(f"{where}: {findings}", AGAIN)
     with torch.device("meta"):
-        module = Gemma3TextModel(config).eval()
+        module = model_class(config).eval()
     module.set_attn_implementation("sdpa")
     rotary = type(module.rotary_emb)(config)
     del module.rotary_emb
@@ -98,24 +105,29 @@ def _rope_tables(module: TorchModule, tokens: int, dtype: jnp.dtype) -> dict[str
     return {kind: tuple(jnp.asarray(table.numpy(), dtype) for table in module.rotary(*inputs, kind)) for kind in kinds}
 
 
-def _not_computed(text: Gemma3TextConfig) -> Iterator[str]:
-    """Values that transformers accepts in a config of Gemma-3 and later fails on."""
+def _not_computed(text: Any) -> Iterator[str]:
+    """Values that transformers accepts in a config and later fails on."""
     if text.hidden_activation not in ACT2FN:
         yield f"hidden_activation is {text.hidden_activation!r}, which transformers does not know"
-    if text.num_attention_heads % text.num_key_value_heads:
-        yield f"{text.num_attention_heads} heads do not share {text.num_key_value_heads} keys and values equally"
+    for shared in sorted({text.per_layer_config[layer].num_key_value_heads for layer in range(text.num_hidden_layers)}):
+        if text.num_attention_heads % shared:
+            yield f"{text.num_attention_heads} heads do not share {shared} keys and values equally"
     if not -text.vocab_size <= (text.pad_token_id or 0) < text.vocab_size:
         yield f"pad_token_id is {text.pad_token_id} in a vocabulary of {text.vocab_size}"
     for kind in sorted(set(text.layer_types) - {"full_attention", "sliding_attention"}):
         yield f"layers of type {kind!r} are not implemented"
     for kind, rope in text.rope_parameters.items():
         if not _is_rope(rope):
-            yield f"rope_parameters of {kind} are {rope!r}, not a theta ('default') or a theta and a factor ('linear')"
+            known = "a theta ('default'), a theta and a factor ('linear'), or a part that turns ('proportional')"
+            yield f"rope_parameters of {kind} are {rope!r}, not {known}"
 
 
 def _is_rope(rope: Any) -> bool:
-    known = isinstance(rope, dict) and (rope.get("rope_type"), set(rope)) in ROPES
-    return known and all(isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"})
+    if not isinstance(rope, dict) or (keys := ROPES.get(rope.get("rope_type"))) is None:
+        return False
+    return {*rope} == {"rope_type", "rope_theta", *keys} and all(
+        isinstance(rope[key], int | float) and rope[key] > 0 for key in set(rope) - {"rope_type"}
+    )
 
 
 def _attend(environment: "Environment", *arrays: torch.Tensor, attn_mask: Any, scale: float, **_: Any) -> torch.Tensor:

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma3TextModel
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    Gemma4UnifiedTextConfig,
+    Gemma4UnifiedTextModel,
+)
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch, language_model
@@ -47,6 +55,25 @@ LISTED = {
     "rms_norm_eps": 1e-3,
     "attention_bias": True,
 }
+FOURTH = {  # Gemma-4
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 56,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 5,
+    "layer_types": [*2 * ["sliding_attention"], *2 * ["full_attention"]],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 700.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    "rms_norm_eps": 1e-3,
+}
 IDS = np.random.default_rng(0).integers(1, 40, (3, TOKENS)).astype(np.int32)
 MASK = np.arange(TOKENS)[None] >= np.array([[0], [6], [15]])  # whole, padded on the left, a single token
 IDS *= MASK
@@ -58,10 +85,18 @@ def config(text: dict) -> dict:
     return {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **text}, "vision_config": {}}
 
 
-@pytest.fixture(scope="module", params=[ALTERNATING, LISTED], ids=["alternating", "listed"])
-def pair(request: pytest.FixtureRequest) -> tuple[Gemma3TextModel, Gemma]:
-    reference = randomise(Gemma3TextModel(Gemma3TextConfig(**request.param)), seed=1)
-    arch = gemma_arch(config(request.param), "config.json")
+CONFIGS = {"alternating": ALTERNATING, "listed": LISTED, "gemma-4": FOURTH}
+one_of_each = pytest.mark.parametrize("pair", [ALTERNATING, FOURTH], ids=["alternating", "gemma-4"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS)
+def pair(request: pytest.FixtureRequest) -> tuple[Gemma3TextModel | Gemma4UnifiedTextModel, Gemma]:
+    if "global_head_dim" in request.param:
+        reference = randomise(Gemma4UnifiedTextModel(Gemma4UnifiedTextConfig(**request.param)), seed=1)
+        arch = gemma_arch({"model_type": "gemma4_unified", "text_config": request.param}, "config.json")
+    else:
+        reference = randomise(Gemma3TextModel(Gemma3TextConfig(**request.param)), seed=1)
+        arch = gemma_arch(config(request.param), "config.json")
     return reference, adopt(Gemma(Scope(jnp.float32), arch), reference.state_dict())
 
 
@@ -90,12 +125,14 @@ def test_every_hidden_state_equals_transformers(pair, got):
         assert relative_error(got[:, index][MASK], state[torch.from_numpy(MASK)]) < 2e-6
 
 
+@one_of_each
 def test_a_prompt_alone_equals_the_same_prompt_in_a_batch(pair, got):
     for row in range(len(IDS)):
         alone = encode(pair[1], IDS[row : row + 1], MASK[row : row + 1])
         np.testing.assert_allclose(alone[0], got[row], rtol=1e-4, atol=1e-4)
 
 
+@one_of_each
 def test_padding_changes_no_prompt(pair, got):
     other = encode(pair[1], np.where(MASK, IDS, 7), MASK.astype(np.int32))
     np.testing.assert_array_equal(of_prompts(other), of_prompts(got))
@@ -107,6 +144,7 @@ def test_compilation_changes_nothing(pair, got):
     np.testing.assert_allclose(plain, got, rtol=1e-4, atol=1e-4)
 
 
+@one_of_each
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_finite_even_in_the_padding_and_near_float32(pair, got, dtype):
     half = encode(cast(pair[1], dtype), IDS, MASK)
@@ -116,6 +154,7 @@ def test_half_precision_is_finite_even_in_the_padding_and_near_float32(pair, got
     assert np.linalg.norm(near) < 0.05 * np.linalg.norm(of_prompts(got))
 
 
+@one_of_each
 def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("embed", "wide"))
     rules = {"vocab": "wide", "heads": "wide", "mlp": "wide", "embed": "embed"}
@@ -131,13 +170,13 @@ def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
 
 
 def test_the_torch_module_keeps_no_memory_and_has_the_declared_weights(pair, got):
-    parameters = dict(build_torch_module(pair[1].arch.config, "").module.named_parameters())
+    parameters = build_torch_module(pair[1].arch.config, "").module.state_dict()
     assert all(tensor.is_meta for tensor in parameters.values())
     assert declared(pair[1]) == {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
 def test_default_sizes_equal_those_of_transformers():
-    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"config", "where"}
+    usual, sizes = Gemma3TextConfig(), vars(GemmaArch()).keys() - {"generation", "attention", "config", "where"}
     assert {name: getattr(usual, name) for name in sizes} == {name: getattr(GemmaArch(), name) for name in sizes}
 
 
@@ -181,8 +220,8 @@ def test_a_checkpoint_without_embeddings_is_refused():
     assert caught.value.hint
 
 
-def check(change: dict) -> None:
-    arch = gemma_arch({"model_type": "gemma3_text", **ALTERNATING, **change}, "te/config.json")
+def check(change: dict, usual: dict = ALTERNATING | {"model_type": "gemma3_text"}) -> None:
+    arch = gemma_arch(usual | change, "te/config.json")
     build_torch_module(arch.config, arch.where)
 
 
@@ -226,6 +265,35 @@ def test_another_model_is_refused(change, said):
         check(change)
     assert str(caught.value).startswith("te/config.json: ")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gemma4_text"}, "'gemma4_text', only Gemma-3 and the Gemma-4 of LTX-2.5"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is not implemented"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is not implemented"),
+        ({"enable_moe_block": True}, "enable_moe_block is not implemented"),
+        ({"global_head_dim": 0}, "global_head_dim is 0, not"),
+        ({"num_global_key_value_heads": 3}, "4 heads do not share 3 keys"),
+        ({"layer_types": 4 * ["sliding_attention"]}, "layer_types are not 4 times .* the last full_attention"),
+        ({"per_layer_config": {"3": {"head_dim": "8"}}}, "sizes of layer 3 are {'head_dim': '8'}, not whole numbers"),
+        ({"per_layer_config": {"3": 8}}, "the sizes of layer 3 are 8, not"),
+        ({"per_layer_config": {"3": {"window": 8}}}, "the sizes of layer 3 are {'window': 8}"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "proportional"}}}, "te/config.json: "),
+    ],
+)
+def test_another_gemma_4_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check(change, FOURTH | {"model_type": "gemma4_unified_text"})
+
+
+def test_sizes_of_a_layer_have_two_spellings() -> None:
+    """As published, and as transformers saves them."""
+    saved = json.loads(Gemma4UnifiedTextConfig(**FOURTH).to_json_string())
+    assert "global_head_dim" not in saved
+    archs = [gemma_arch({"model_type": "gemma4_unified_text", **each}, "config.json") for each in (FOURTH, saved)]
+    assert archs[0].attention == archs[1].attention == (*2 * [(8, 2, True)], *2 * [(12, 1, False)])
 
 
 @pytest.mark.parametrize(
