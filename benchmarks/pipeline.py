@@ -1,4 +1,4 @@
-"""The whole pipeline, from files to frames and sound, each side in a process of its own: seconds and peak memory.
+"""The whole pipeline, from files to frames and audio, each side in a process of its own: seconds and peak memory.
 
 `python -m benchmarks.pipeline SIDE FOLDER`, of `ours` and `theirs`, makes one clip and prints the most bytes that the
 process held.

@@ -44,7 +44,7 @@ TWO_PASSES: dict[str, object] = {
 GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}}
 NETWORKS = "networks"
 PHASES = {"text encoder": "encode", "connectors": "connect", "upsample": "upsample"}  # each is one program
-PROGRAMS = (*PHASES, "frames", "sound")
+PROGRAMS = (*PHASES, "frames", "audio")
 SIZES = ("768x512", "1280x704", "1536x1024", "1920x1088")
 SLICES = ("v6e:2x4", "tpu7x:2x2x1")
 # M cycles of MaxDiffusion's best mesh by XLA's estimates, 2026-08-21.

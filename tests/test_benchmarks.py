@@ -56,8 +56,8 @@ def test_expected_times_have_the_ratios_of_the_rows() -> None:
             seconds[network] = sum(program["cycles"]["by_scope"].values()) / program["cycles"]["hertz"]
         for network, phase in plans.PHASES.items():
             ratios.setdefault(phase, []).append(seconds[network] / least[network])
-        decoding = seconds["frames"] + seconds["sound"]
-        ratios.setdefault("decode", []).append(decoding / (least["frames"] + least["sound"]))
+        decoding = seconds["frames"] + seconds["audio"]
+        ratios.setdefault("decode", []).append(decoding / (least["frames"] + least["audio"]))
     assert ratios.keys() == OVER_LEAST.keys()
     for phase, found in ratios.items():
         assert OVER_LEAST[phase].low <= 1.05 * min(found), phase
@@ -82,7 +82,7 @@ def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: 
     plans.main(["networks", "ltx2.3", "v6e:2x4"])
     *_, frames, sound = results.read_text().splitlines()
     assert frames == "| ltx2.3 v6e:2x4 | frames | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
-    assert sound == "| ltx2.3 v6e:2x4 | sound | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
+    assert sound == "| ltx2.3 v6e:2x4 | audio | 2.0 | 4.0 | 2.0 | 5.0 | 2 | 19.00 | 0.30 | 88 | 2.0 | abc |"
 
 
 @needs_libtpu
@@ -96,7 +96,7 @@ def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
         sizes = [f"{32 * stage.geometry.width}x{32 * stage.geometry.height}" for stage in plan.stages]
         assert " and ".join(sizes) in plans.NETWORKS_HEADER
         least = plans.least_seconds(plan, estimate_plan(plan).phase_seconds)
-        assert 1 < least["frames"] / least["sound"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
+        assert 1 < least["frames"] / least["audio"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def _encode_videos(
                 clip = np.stack([fitted(frame, height, width).reshape(height, -1) for frame in clips[shown.number]])
                 run = video_program(plan, size, len(clip))
                 encoded.append(to_host(run(vae, to_devices(clip[None], _parts(plan, size)))))
-            check_finite([np.isfinite(array).all() for array in encoded], "the latents of a picture are", plan)
+            check_finite([np.isfinite(array).all() for array in encoded], "the latents of the input video are", plan)
             latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
 
@@ -84,7 +84,7 @@ def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program
     where, (height, width) = _parts(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, sizes=pixels.shape, where=where)
-    name = f"picture {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
+    name = f"image {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
     return network_program(plan, name, [VIDEO_ENCODER], function, pixels)
 
 
@@ -131,7 +131,7 @@ def _encode_audio(
             run, count = audio_program(plan, stage), stage.geometry.audio_frames
             samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)
             encoded = to_host(run(vae, samples))[0]
-            check_finite(np.isfinite(encoded), "the latents of the sound are", plan)
+            check_finite(np.isfinite(encoded), "the latents of the input audio are", plan)
             latents[number] = [encoded] * stage.audio_conditions
     return latents
 
@@ -146,7 +146,7 @@ def audio_program(plan: Plan, stage: Stage) -> Program:
     arch, tokens, where = plan.arch.audio_vae, stage.geometry.audio_frames, plan.decoding.whole
     wave = jax.ShapeDtypeStruct((1, samples_for(tokens, arch), CHANNELS), np.float32, sharding=where)
     function = jitted(_audio_latents, where, plan.sharding, convolves=True, tokens=tokens, arch=arch)
-    return network_program(plan, f"sound of {tokens} tokens", [AUDIO_ENCODER], function, wave)
+    return network_program(plan, f"audio of {tokens} tokens", [AUDIO_ENCODER], function, wave)
 
 
 def _audio_latents(vae: AudioVAE, wave: jax.Array, tokens: int, arch: AudioVAEArch) -> jax.Array:

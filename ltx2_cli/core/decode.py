@@ -70,7 +70,7 @@ def _decode_rows(
         tokens = to_devices(latents.audio[rows], plan.decoding.tokens)
         decoded_audio = _audio_program(plan)(networks["audio_vae"], networks["vocoder"], tokens)
     frames = _clips(decoded_video, plan, frames) if decoded_video else frames
-    if decoded_audio and (samples := _on_first_host(decoded_audio, "sound", plan)) is not None:
+    if decoded_audio and (samples := _on_first_host(decoded_audio, "audio", plan)) is not None:
         waveforms = list(samples)
     return frames, waveforms
 
@@ -106,12 +106,12 @@ def _audio_program(plan: Plan) -> Program:
     shape, decoding = token_shapes(plan.decoding.videos, plan.latent_shapes).audio, plan.decoding
     tokens = jax.ShapeDtypeStruct(shape, np.float32, sharding=decoding.tokens)
     function = jitted(_waveforms, None, plan.sharding, convolves=True, sizes=shape, decoding=decoding)
-    return network_program(plan, "sound", ["audio_vae", "vocoder"], function, tokens)
+    return network_program(plan, "audio", ["audio_vae", "vocoder"], function, tokens)
 
 
 def _clips(video: tuple[jax.Array, jax.Array], plan: Plan, otherwise: list[np.ndarray]) -> list[np.ndarray]:
     """The frames of each video [frames, height, width, 3] on the first host; `otherwise` on the others."""
-    levels = _on_first_host(video, "picture", plan)
+    levels = _on_first_host(video, "video", plan)
     return otherwise if levels is None else [clip.reshape(*clip.shape[:2], -1, 3) for clip in levels]
 
 

@@ -14,7 +14,7 @@ from ltx2_cli.request.spec import DType
 from ltx2_cli.request.spelling import option, typed
 
 ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
-CONDITION, CONDITION_AUDIO = "encode pictures", "encode the sound"
+CONDITION, CONDITION_AUDIO = "encode the input video", "encode the input audio"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens

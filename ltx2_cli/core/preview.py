@@ -1,9 +1,9 @@
-"""A picture of a run while it denoises, without the decoder: the clean latents that its steps lead to, in colours by a
+"""An image of a run while it denoises, without the decoder: the clean latents that its steps lead to, in colours by a
 linear map.
 
 Between noise levels a and b a loop moves its latents by (b - a) times the mean velocity; from where they are at b, the
 clean ones lie b times that velocity back. Where a sampler adds noise, they are estimated from the latents alone. The
-folder of a checkpoint may hold a map of its latents to colours, as the demo's does. Without one the picture is
+folder of a checkpoint may hold a map of its latents to colours, as the demo's does. Without one the image is
 grey: the first principal component of the latents."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +27,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 MAP_FILE = "preview.json"
-UPDATES = 10  # pictures a stage, at most
+UPDATES = 10  # images a stage, at most
 SPREAD = 3.0  # standard deviations of the principal component from grey to white
 NO_AUDIO = np.zeros((0, 2), np.float32)
 
@@ -57,7 +57,7 @@ def read_colour_map(folder: Path, channels: int) -> ColourMap | None:
 
 def grey_map(tokens: np.ndarray) -> ColourMap:
     """The map of tokens [tokens, channels] to their first principal component, around grey. Its largest entry is
-    positive, so that pictures do not invert from one to the next."""
+    positive, so that images do not invert from one to the next."""
     mean = tokens.mean(0)
     values, vectors = np.linalg.eigh(np.cov((tokens - mean).T))
     axis = vectors[:, -1:] * np.sign(vectors[np.abs(vectors[:, -1]).argmax(), -1])

@@ -214,7 +214,7 @@ class Suggestions:
             yield start.also(Alternative({"sharding": spec}, options))
 
     def smaller_clip(self) -> Alternative | None:
-        """The largest clip that fits: fewer videos at once, fewer frames, or a smaller picture; with other settings
+        """The largest clip that fits: fewer videos at once, fewer frames, or a smaller size; with other settings
         where that makes it much larger, or nothing fits otherwise."""
         best: Alternative | None = None
         for start in self.starts:

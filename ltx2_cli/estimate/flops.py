@@ -113,7 +113,7 @@ def decoding_flops(plan: Plan) -> Streams[float]:
 
 def _flops_of_all(plan: Plan, phase: str) -> int:
     match phase:
-        case "pictures":
+        case "input video":
             encoder = plan.network(VIDEO_ENCODER).encoder
             return sum(count * video_encoder_flops(encoder, patches) for count, patches in encoded_videos(plan))
         case "encode" | "connect":  # without the products of tokens in attention; a table of embeddings is looked up

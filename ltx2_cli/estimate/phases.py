@@ -21,7 +21,7 @@ from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
 
 ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
-INPUT_VIDEOS, INPUT_AUDIO = "pictures", "sound"
+INPUT_VIDEOS, INPUT_AUDIO = "input video", "input audio"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
     INPUT_VIDEOS: (VIDEO_ENCODER,),
@@ -126,11 +126,11 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     (tokens,) = text_sharding(plan, 0).shard_shape((plan.text_tokens,))
     states = len(plan.prompts) * tokens * encoder.hidden_size * encoder.states
     match phase:
-        case "pictures":  # the activations of the first layers, which are the largest, of one picture
+        case "input video":  # the activations of the first layers, which are the largest, of one image or video
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
             at_once = max(min(count, frames) * patches for count, patches in encoded_videos(plan))
             return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
-        case "sound":  # the activations of the first layers, which are the largest
+        case "input audio":  # the activations of the first layers, which are the largest
             audio = plan.arch.audio_vae
             instants = audio.compression * plan.stages[-1].geometry.audio_frames
             return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * _itemsize(plan.spec.dtype)

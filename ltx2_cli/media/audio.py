@@ -13,10 +13,10 @@ from ltx2_cli.media.decode import decode_samples
 from ltx2_cli.media.recent import Recent
 from ltx2_cli.request.spelling import option
 
-READABLE = "a sound that ffmpeg reads: WAV, FLAC, MP3, …, or a video with sound"
+READABLE = "audio that ffmpeg reads: WAV, FLAC, MP3, …, or a video with audio"
 MAX_BYTES = 2**31  # of the samples that are read
 MARGIN = 0.2  # seconds that are read beyond a clip: a spectrogram hears them, and they tell that it is longer
-UNSAID = 0.01  # seconds that a sound may be longer or shorter, and nothing is said: times have two decimals
+UNSAID = 0.01  # seconds that audio may be longer or shorter, and nothing is said: times have two decimals
 LEAST_RATE = 1000  # samples a second
 CHANNELS = 2
 ALONE = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other channels are mixed
@@ -71,7 +71,7 @@ def _read(path: Path, seconds: float) -> Audio:
 
 def _check_rate(path: Path, seconds: float, rate: int) -> None:
     if rate < LEAST_RATE:
-        raise UsageError(f"{path} has {rate} samples a second", "a sound of 8000 or more")
+        raise UsageError(f"{path} has {rate} samples a second", "audio of 8000 or more")
     if rate * (seconds + MARGIN) * CHANNELS * np.dtype(np.float32).itemsize > MAX_BYTES:
         sentence = f"{seconds:.2f} s of {path} have {rate} samples a second, more than is read at once"
         raise UsageError(sentence, f"make it smaller first, or a shorter clip: {option('num_frames')}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from ltx2_cli.media.ffmpeg import described, read_facts, untrusted_input
 from ltx2_cli.media.probe import VideoFile, open_video
 
-STREAMS = {"v": "picture", "a": "sound"}
+STREAMS = {"v": "video", "a": "audio"}
 # by stream: what ffmpeg computes, the name it is printed under, and its unit
 MEASURES = {
     "v": (("psnr", r"PSNR .*average:(\S+)", "PSNR {:.2f} dB"), ("ssim", r"SSIM .*All:(\S+)", "SSIM {:.4f}")),
@@ -15,7 +15,7 @@ MEASURES = {
 
 
 def video_differences(first: Path, second: Path) -> dict[str, str]:
-    """The streams, `picture` and `sound`, whose packets differ, each with the measured difference of the decoded data.
+    """The streams, `video` and `audio`, whose packets differ, each with the measured difference of the decoded data.
     Raises `UsageError` for a damaged file."""
     printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-")[0] for path in (first, second)]
     hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]

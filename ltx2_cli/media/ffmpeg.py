@@ -22,7 +22,7 @@ AUDIO = (
     "aac,ac3,aiff,amr,amrnb,amrwb,ape,au,caf,dsf,dts,dtshd,eac3,flac,loas,mlp,mp3,mpc,mpc8,qcp,sox,tak,truehd,tta,voc,"
     "w64,wav,wv"
 )
-FORMATS = f"{VIDEOS},{AUDIO}"  # ffmpeg's names; left out are lists of files or streams, pictures, texts and samples
+FORMATS = f"{VIDEOS},{AUDIO}"  # ffmpeg's names; left out are lists of files or streams, images, texts and samples
 # how ffmpeg's log begins for a format that is left out, or for none
 UNKNOWN = ("Format not on whitelist", "Error opening input: Invalid data")
 READABLE = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"
@@ -99,7 +99,7 @@ def unreadable(path: Path, log: str, code: int) -> UsageError:
     """The error for a file that ffmpeg does not read, by its log."""
     error = first_error(log, code)
     if error.startswith(UNKNOWN):
-        return UsageError(f"{path} is of no format of videos or sounds that is read", READABLE)
+        return UsageError(f"{path} is of no video or audio format that is read", READABLE)
     return UsageError(f"{path} is damaged: {error}", RETRY)
 
 

@@ -19,8 +19,8 @@ from ltx2_cli.media.ffmpeg import own_input, program
 from ltx2_cli.media.videos import MAX_PIXELS, Video
 from ltx2_cli.request.spelling import typed
 
-FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no pictures
-READABLE = f"a picture: {', '.join(FORMATS)}"
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no images
+READABLE = f"an image: {', '.join(FORMATS)}"
 MAX_BYTES = 2**28
 MIN_SIDE, MAX_SIDE = 2, 2**14  # of H.264: a pixel of colour is 2x2
 ORIENTATION = ExifTags.Base.Orientation
@@ -48,7 +48,7 @@ def read_image(path: Path) -> Video:
                 remarks += [f"it has {frames} frames, the first is shown"] if (frames := _frames(image)) > 1 else []
                 pixels = np.asarray(_as_rgb(image, content, remarks))
         except UnidentifiedImageError:
-            raise UsageError(f"{path} is {'no picture' if content else 'empty'}", READABLE) from None
+            raise UsageError(f"{path} is {'no image' if content else 'empty'}", READABLE) from None
         except BOMBS:
             raise _too_large(path, "far too many") from None
         except UsageError:
@@ -93,7 +93,7 @@ def _too_large(path: Path, pixels: str) -> UsageError:
 
 
 def _as_rgb(image: ImageFile.ImageFile, content: bytes, remarks: list[str]) -> Image.Image:
-    """`image`, the picture in a file of this content, in RGB; a change that is seen is added to `remarks`."""
+    """`image`, of a file of this content, in RGB; a change that is seen is added to `remarks`."""
     wide = re.search(r"\b(LA|RGBA?);16", str([tile.args for tile in image.tile]))
     orientation, profile = image.getexif().get(ORIENTATION), image.info.get("icc_profile")
     remarks += [f"it was {TURNED[orientation]} as its camera says"] if orientation in TURNED else []
@@ -113,7 +113,7 @@ def _as_rgb(image: ImageFile.ImageFile, content: bytes, remarks: list[str]) -> I
 
 
 def _of_16_bits(image: Image.Image, content: bytes, mode: str, orientation: int | None) -> Image.Image:
-    """The picture upright in 8 bits, rounded: of channels of 16 bits Pillow reads the high bytes alone."""
+    """The image upright in 8 bits, rounded: of channels of 16 bits Pillow reads the high bytes alone."""
     form, channels = {"LA": ("ya16le", 2), "RGB": ("rgb48le", 3), "RGBA": ("rgba64le", 4)}[mode]
     source = own_input(f"{str(image.format).lower()}_pipe", None, "-noautorotate", "-frame_size", str(len(content)))
     values = np.frombuffer(_converted(source, content, ["-frames:v", "1", "-f", "rawvideo", "-pix_fmt", form]), "<u2")
@@ -147,8 +147,8 @@ def _in_srgb(image: Image.Image, profile: bytes | None, remarks: list[str]) -> I
 
 
 def compressed(pixels: Pixels, crf: int) -> Pixels:
-    """The picture as one frame of H.264 at this constant rate factor has it: the model was trained on frames of videos,
-    and takes a picture without their traces for a still. 0: as it is. Odd sides lose a pixel. At one
+    """The image as one frame of H.264 at this constant rate factor has it: the model was trained on frames of videos,
+    and takes an image without their traces for a still. 0: as it is. Odd sides lose a pixel. At one
     frame a second, as both published implementations: x264 spends more on a frame that lasts longer, 33 here
     is what 22 is in a video of 25 frames a second. Raises `RunError`."""
     if crf == 0:
@@ -168,7 +168,7 @@ def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
     if done.returncode or not done.stdout:
         reason = done.stderr.decode(errors="replace").strip()
         raise RunError(
-            f"ffmpeg cannot convert a picture: {reason}", f"copy or make it again; or {typed('image_crf', 0)}"
+            f"ffmpeg cannot convert an image: {reason}", f"copy or make it again; or {typed('image_crf', 0)}"
         )
     return done.stdout
 

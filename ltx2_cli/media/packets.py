@@ -30,7 +30,7 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
     why = "ltx2 encodes with other settings, or at another rate" if unchanged else f"{original.path} has changed since"
     where = " before the new ones" if original.frames < len(media.frames) else ""
     kinds = [f"{count} of {original.frames} frames{where}{'' if count else f' ({why})'}"] if original.frames else []
-    kinds += [f"the sound{'' if copied_audio else ' not'}"] if original.audio else []
+    kinds += [f"the audio{'' if copied_audio else ' not'}"] if original.audio else []
     return f"copied without encoding them again: {', '.join(kinds)}"
 
 
@@ -44,7 +44,7 @@ def _is_unchanged(original: Original) -> bool:
 
 
 def _copied_packets(media: Media, original: Original, temporary: Path) -> tuple[Path, int] | None:
-    """A file beside `temporary`, or a list of such files, whose packets are the picture, and how many frames of the
+    """A file beside `temporary`, or a list of such files, whose packets are the video, and how many frames of the
     kept file are among them. None where none can be copied."""
     packets = open_video(original.path).packets
     count = _leading(packets.starts, original.frames, media.fps)

@@ -50,14 +50,14 @@ class VideoFile:
     height: int
     num_frames: int
     seconds: float
-    sample_rate: int | None  # None: no sound
+    sample_rate: int | None  # None: no audio
     fps: float  # on average
     metadata: Mapping[str, str]  # as given to `write_mp4`; empty in a file of another program
     uneven: bool  # some frames last longer than others
     container: str  # ffmpeg's names of its format
-    stated: str  # the line in which ffmpeg describes the picture
+    stated: str  # the line in which ffmpeg describes the video
     packets: Packets
-    audio_codec: str | None  # None: no sound
+    audio_codec: str | None  # None: no audio
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +107,7 @@ def _open(path: Path) -> VideoFile:
     packets = PACKET.findall(printed)
     units = sum(int(length) for _, length, _ in packets)
     if facts.get("media_type 0") != "video" or not units:
-        raise UsageError(f"{path} has no picture", "name a video")
+        raise UsageError(f"{path} has no video", "name a video")
     seconds = float(units * Fraction(facts["tb 0"]))
     steps = np.diff(sorted(int(time) for time, _, _ in packets))
     sample_rate = int(facts["sample_rate 1"]) if "sample_rate 1" in facts else None

@@ -21,17 +21,17 @@ WINDOW = 1024  # samples that one instant hears
 def log_mel(wave: jax.Array | np.ndarray, rate: int, arch: AudioVAEArch) -> jax.Array:
     """The spectrogram [batch, instants, mel bins, channels] of a waveform of `rate` samples a second.
 
-    An instant is the middle of its window: one at the start of the sound, one after each whole hop. What lies beyond
-    both ends is the sound mirrored. Values are natural logarithms of magnitudes, of 1e-5 at least. A single channel
-    is heard on all. Raises `UsageError` for any other number of channels, and for less sound than can be mirrored.
+    An instant is the middle of its window: one at the start of the audio, one after each whole hop. What lies beyond
+    both ends is the audio mirrored. Values are natural logarithms of magnitudes, of 1e-5 at least. A single channel
+    is heard on all. Raises `UsageError` for any other number of channels, and for less audio than can be mirrored.
     """
     if wave.shape[2] not in (1, arch.in_channels):
-        sentence = f"the sound has {wave.shape[2]} channels, the audio autoencoder hears {arch.in_channels}"
+        sentence = f"the audio has {wave.shape[2]} channels, the audio autoencoder hears {arch.in_channels}"
         raise UsageError(sentence, f"mix it down to {arch.in_channels} channels or to one")
     wave = resample(jnp.asarray(wave, jnp.float32), rate, arch.sample_rate)
     batch, samples, _ = wave.shape
     if samples <= WINDOW // 2:
-        sentence = f"the sound lasts {samples / arch.sample_rate:.4f} s, which is too short for a spectrogram"
+        sentence = f"the audio lasts {samples / arch.sample_rate:.4f} s, which is too short for a spectrogram"
         raise UsageError(sentence, f"{(WINDOW // 2 + 1) / arch.sample_rate:.4f} s is the least")
     wave = jnp.broadcast_to(wave, (batch, samples, arch.in_channels))
     mirrored = jnp.pad(wave, ((0, 0), (WINDOW // 2, WINDOW // 2), (0, 0)), mode="reflect")
@@ -108,7 +108,7 @@ class _Filters(NamedTuple):
 def _filters(rate: int, wanted: int) -> _Filters | None:
     """None for an equal rate."""
     if rate < 1:
-        raise UsageError(f"the sound has a sampling rate of {rate} Hz", "1 Hz is the least")
+        raise UsageError(f"the audio has a sampling rate of {rate} Hz", "1 Hz is the least")
     if rate == wanted:
         return None
     steps, phases = rate // math.gcd(rate, wanted), wanted // math.gcd(rate, wanted)

@@ -188,7 +188,7 @@ def convolve_by_taps(
     x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1, dilation: int = 1
 ) -> jax.Array:
     """`convolve`; on a TPU a loop with a product for each tap of the window, summed in float32."""
-    # libtpu unrolls a convolution of many channels into megabytes of code: each of the sound's decoders compiled for
+    # libtpu unrolls a convolution of many channels into megabytes of code: each of the audio decoders compiled for
     # half a minute on v6e, for minutes on tpu7x. A barrier around the operands makes products of one shape one kernel,
     # for any window and dilation.
     if stride > 1 or device().platform != "tpu":

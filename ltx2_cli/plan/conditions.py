@@ -16,7 +16,7 @@ from ltx2_cli.plan.open import Loras
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.spelling import of_condition, option, typed
-from ltx2_cli.request.validation import SHOWN, WORDS
+from ltx2_cli.request.validation import SHOWN
 from ltx2_cli.weights.checkpoint import collect, raise_all
 
 
@@ -68,7 +68,7 @@ def read_input_audio(spec: RunSpec) -> Audio | None:
     audio = read_audio(Path(spec.audio.path).expanduser(), spec.num_frames / spec.fps)
     if spec.audio.sha256 not in (None, audio.sha256):
         hint = f"bring that back, or take this one: {typed('audio', spec.audio.path)}"
-        raise UsageError(f"{spec.audio.path} is another sound than that of the record", hint)
+        raise UsageError(f"{spec.audio.path} is other audio than that of the record", hint)
     return audio
 
 
@@ -103,7 +103,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
         most = condition.num_frames or most_frames(spec, condition)
         video = read_video(path, spec.fps, most, from_end=condition.frame == 0)
     if condition.sha256 not in (None, video.sha256):
-        changed = f"{condition.path} is another {WORDS[condition.kind]} than that of the record"
+        changed = f"{condition.path} is another {condition.kind} than that of the record"
         this = of_condition(condition.kind, condition.path + ("" if follows else f"@{condition.frame}"))
         raise UsageError(changed, f"bring that back, or take this one: {this}")
     return video
@@ -116,4 +116,4 @@ def _check_mask(spec: RunSpec, videos: Sequence[Video]) -> None:
         counts.setdefault(condition.kind, []).append(len(video.frames))
     if 1 < (given := max(counts["mask"])) < (needed := max(counts["reference"])):
         sentence = f"the mask of the references has {given} frames, and a reference {needed}"
-        raise UsageError(sentence, "a picture, or a video of that length, as the mask")
+        raise UsageError(sentence, "an image, or a video of that length, as the mask")

@@ -51,7 +51,7 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
         most = round(count / spec.fps * audio.sample_rate) if begin == count else None  # its cut-off end is regenerated
         return replace(video, audio=replace(audio, waveform=audio.waveform[:most]))
     if condition.streams == "audio":
-        raise UsageError(f"{path} has no sound that could be regenerated", "streams: video")
+        raise UsageError(f"{path} has no audio that could be regenerated", "streams: video")
     return video
 
 
@@ -157,7 +157,7 @@ def edit_remark(spec: RunSpec, video: Video, edit: Edit) -> str:
     (begin, end), fps, shown = condition.regenerate, spec.fps, condition.num_frames or 0
     if end > len(video.frames):
         return f"{video.path} goes on from its last {shown / fps:.2f} s by {(end - begin) / fps:.2f} s"
-    spans = {"picture": (edit.frames.start / fps, edit.frames.stop / fps), "sound": edit.seconds}
+    spans = {"video": (edit.frames.start / fps, edit.frames.stop / fps), "audio": edit.seconds}
     retaken = [f"{name} {start:.2f} to {stop:.2f} s" for name, (start, stop) in spans.items() if start < stop]
     part = len(video.frames) - shown >= COMPRESSION
     seen = f"; it sees {edit.first / fps:.2f} to {(edit.first + shown) / fps:.2f} s" if part else ""

@@ -72,7 +72,7 @@ def condition_remarks(spec: RunSpec, videos: Sequence[Video], audio: Audio | Non
 def request_warnings(spec: RunSpec) -> Iterator[str]:
     """Sentences on a recipe that the request cannot use, and on LoRAs with unusual strengths or named twice."""
     if not spec.running.video and spec.recipe == TWO_STAGE:
-        yield f"the recipe `two_stage` makes one stage, there is no picture to upsample: no {option('recipe')}"
+        yield f"the recipe `two_stage` makes one stage, there is no video to upsample: no {option('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:
@@ -96,7 +96,7 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
     if min(spec.height, spec.width) < (smallest := arch.vae.smallest):
         raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
     if spec.running.audio and round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
-        sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for sound"
+        sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for audio"
         raise UsageError(sentence, f"more {option('num_frames')} or less {option('fps')}")
     layers = arch.transformer.num_layers
     absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]

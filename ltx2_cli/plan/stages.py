@@ -132,9 +132,9 @@ def measure_stages(
         return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
         sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
-        raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or a picture")
+        raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or an image")
     if by.time > _faster(spec, by) and spec.audio:
-        sentence = "a sound cannot be given where the upsampler stretches the clip: the first stage is shorter"
+        sentence = "audio cannot be given where the upsampler stretches the clip: the first stage is shorter"
         raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option('audio')}")
     small, fps = stage1_size(*size, by, arch.compression), spec.fps / _faster(spec, by)
     return _measure(spec, arch, videos, small, fps, last=False), last

@@ -29,7 +29,7 @@ class Dependence(NamedTuple):
 
 STREAMS, SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
 SECOND_STAGE = ("upsampler", "lora", "keep_audio", "temporal_upsample")
-GIVEN = "the sound is given"
+GIVEN = "the audio is given"
 
 
 def _guidance(stream: str, *scales: str) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ DEPENDENCES = (
     Dependence(
         ("image_crf",),
         lambda request: any(shown.kind in ("image", "clip") for shown in request.spec.conditions),
-        "no picture is shown",
+        "no image is shown",
     ),
     Dependence(
         ("eta",),
@@ -60,13 +60,13 @@ DEPENDENCES = (
     ),
     Dependence(("negative_prompt",), _uses("guidance_scale"), "guidance_scale is 1"),
     Dependence(("stg_blocks",), _uses("stg_scale"), "stg_scale is 0"),
-    Dependence(_guidance("video", *SCALES), lambda request: request.spec.running.video, "no picture is made"),
-    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.running.audio, "no sound is made"),
+    Dependence(_guidance("video", *SCALES), lambda request: request.spec.running.video, "no video is made"),
+    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.running.audio, "no audio is made"),
     Dependence(_guidance("audio", *SCALES), lambda request: request.spec.audio is None, GIVEN),
     Dependence(
         tuple(key for stream in STREAMS for key in _guidance(stream, "modality_scale")),
         lambda request: all(request.spec.running),
-        "picture and sound are not made together",
+        "video and audio are not made together",
     ),
     *(
         Dependence(_guidance(stream, "guidance_rescale"), _is_guided(stream), "nothing else guides")

@@ -23,13 +23,6 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
-WORDS = {  # for kinds of conditions
-    "image": "picture",
-    "video": "video",
-    "clip": "clip",
-    "reference": "reference",
-    "mask": "mask",
-}
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
 CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a video and without one
 MAX_CRF = 51  # of H.264
@@ -195,7 +188,7 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
         if count is not None and (problem := Range(1, spec.num_frames, 8, 1).problem(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {problem}"
         if not Path(expanduser(path)).exists():
-            yield f"there is no {WORDS[condition.kind]} {path}; check the path"
+            yield f"there is no {condition.kind} {path}; check the path"
 
 
 def _wrong_places(spec: RunSpec) -> Iterator[str]:
@@ -231,7 +224,7 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
 def _wrong_clips(spec: RunSpec) -> Iterator[str]:
     clips = [condition for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.audio:
-        yield f"{clips[0].path} has its own sound, and {spec.audio.path} is given; nearest: no {option('audio')}"
+        yield f"{clips[0].path} has audio of its own, and {spec.audio.path} is given; nearest: no {option('audio')}"
     if len(clips) > 1:
         yield f"{clips[0].path} and {clips[1].path} are both to be changed; nearest: one of them"
     for clip in clips:
@@ -246,7 +239,7 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
 def _wrong_streams(spec: RunSpec) -> Iterator[Problem]:
     if spec.audio and spec.streams != "both":
         off = option("streams/video" if spec.running.video else "streams/audio")
-        yield "audio", f"the sound {spec.audio.path} is for a clip with a picture that follows it; leave out {off}"
+        yield "audio", f"the audio {spec.audio.path} is for a clip with a video that follows it; leave out {off}"
     clips = [condition.path for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.streams != "both":
         yield (
@@ -256,7 +249,7 @@ def _wrong_streams(spec: RunSpec) -> Iterator[Problem]:
     elif spec.conditions and not spec.running.video:
         condition = spec.conditions[0]
         off = option("streams/audio")
-        yield "conditions", f"{condition.path} is to be seen, and no picture is made; leave it out, or {off}"
+        yield "conditions", f"{condition.path} is to be seen, and no video is made; leave it out, or {off}"
 
 
 def _wrong_sigmas(
@@ -287,7 +280,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[Problem]:
     if spec.initial_noise and not Path(expanduser(spec.initial_noise)).is_file():
         yield "initial_noise", f"there is no noise file {spec.initial_noise}; check the path"
     if spec.audio and not Path(expanduser(spec.audio.path)).exists():
-        yield "audio", f"there is no sound {spec.audio.path}; check the path"
+        yield "audio", f"there is no audio {spec.audio.path}; check the path"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
         nearest = f"{typed('num_videos', 1)} and one {option('seed')}"
         yield "initial_noise", f"a noise file starts one video, {videos} are asked for; nearest: {nearest}"

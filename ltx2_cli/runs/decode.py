@@ -47,7 +47,7 @@ def decode(
         made = Streams(*map(all, file.shapes))
         kinds = _kinds(names or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
         if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
-            sentence = f"{file.path} holds {'sound' if made.audio else 'a picture'} alone, which {absent[0]} is not"
+            sentence = f"{file.path} holds {'audio' if made.audio else 'video'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
         if "record" not in file.metadata:
             note_environment(session.report, given, layers.settings)

@@ -124,7 +124,7 @@ def _entry(folder: Path, page: Path, embed: bool, path: Path) -> Facts | UsageEr
         "frames": facts["num_frames"] if seen else 0,
         "fps": facts["fps"] if seen else AUDIO_STEPS,
         "seconds": facts["seconds"],
-        "sound": facts["sample_rate"] is not None,
+        "audio": facts["sample_rate"] is not None,
         "settings": dict(_settings(record)),
         "made": path.stat().st_mtime,
         **_timings(path.with_suffix(".json")),

@@ -87,8 +87,8 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
         if facts["latents"]:
             yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items())
         else:
-            yield "sound", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
-    elif facts["kind"] == "sound":
+            yield "audio", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
+    elif facts["kind"] == "audio":
         yield "length", f"{facts['seconds']:.2f} s at {facts['sample_rate']} Hz"
     version = facts.get("model_version") or (UNKNOWN if "networks" in facts else None)
     stated = {"model version": version, "stage": facts.get("stage"), "variant": facts.get("variant")}
@@ -101,7 +101,7 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
     if facts.get("record"):
         yield from _record_rows(facts["record"])
     elif "record" in facts:
-        beside = "no file beside it says" if facts["kind"] == "sound" else "the file does not say"
+        beside = "no file beside it says" if facts["kind"] == "audio" else "the file does not say"
         yield "record", f"none: {beside} what made it"
 
 

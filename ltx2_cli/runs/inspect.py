@@ -114,7 +114,7 @@ def _clip(kind: str, path: Path, metadata: Mapping[str, str], facts: FileFacts) 
 def _wav(path: Path) -> FileFacts:
     """A WAV, with the record beside it if that is of a WAV: the file itself has no place for a record."""
     seconds, rate = open_wav(path)
-    facts = {"kind": "sound", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}
+    facts = {"kind": "audio", "file": str(path), "bytes": path.stat().st_size, "seconds": seconds, "sample_rate": rate}
     record = None
     if (beside := record_path(path)).is_file():
         with suppress(UsageError):  # another file of that name

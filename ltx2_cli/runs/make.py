@@ -29,7 +29,7 @@ def make(
     with synchronized(session.hosts) as facts:
         if settings.preview and not spec.running.video:
             hint = f"leave out --preview, or {option('streams/audio')}"
-            raise UsageError("--preview shows the picture, and none is made", hint)
+            raise UsageError("--preview shows the video, and none is made", hint)
         facts |= {"preview": str(settings.preview)}  # all hosts make it together
     random = spec.seed is None
     if random:  # the first host draws a seed for all

@@ -139,8 +139,8 @@ def plan_facts(plan: Plan) -> Facts:
     headers["lora"] = {name: sorted(tensors) for name, tensors in plan.lora_deltas.items()}
     contents = {name: repr(header).encode() for name, header in headers.items()}
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
-    contents["pictures"] = "".join(video.sha256 for video in plan.input_videos).encode()
-    contents["the sound"] = plan.input_audio.sha256.encode() if plan.input_audio else b""
+    contents["input video"] = "".join(video.sha256 for video in plan.input_videos).encode()
+    contents["input audio"] = plan.input_audio.sha256.encode() if plan.input_audio else b""
     facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
     facts |= {"mesh": plan.sharding.text, "weights": plan.spec.weights.value, "compute": plan.spec.compute.value}
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}

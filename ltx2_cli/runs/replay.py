@@ -223,7 +223,7 @@ def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
         video = clip.path.with_suffix(".mp4")
         raise UsageError(f"{no_hashes}; and {video} is not there", "without --verify it is made again")
     if not clip.latents:
-        return [f"{no_hashes}: only picture and sound are compared"]
+        return [f"{no_hashes}: only video and audio are compared"]
     if clip.video and clip.stage != FIRST:
         return []
     return [f"only latents are compared: {'it is a draft' if clip.stage == FIRST else 'there is no mp4'}"]

@@ -33,12 +33,12 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
-    yield ("video", f"{clip}: {seconds}") if spec.running.video else ("sound", f"{seconds}, alone")
+    yield ("video", f"{clip}: {seconds}") if spec.running.video else ("audio", f"{seconds}, alone")
     yield from map(_condition_row, spec.conditions)
     if spec.reference_strength != 1:
         yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
     if spec.audio:
-        yield "sound", spec.audio.path
+        yield "audio", spec.audio.path
     for stage in plan.stages:
         if stage.source is not None and UPSAMPLE in phases:
             yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
@@ -47,7 +47,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
         if stage.network == STAGE2_DENOISER:
             yield from (("lora", lora) for lora in spec.second_stage.lora or ())
         video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
-        yield "tokens", f"{video} of video, {audio} of sound, {text} of text"
+        yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
         passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
         other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
         steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
@@ -56,7 +56,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
-    parts += [] if decoding.at_once or not decoding.audio_bytes else ["the sound after the frames"]
+    parts += [] if decoding.at_once or not decoding.audio_bytes else ["the audio after the frames"]
     if spec.running.video and DECODE in phases:
         yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
     kind = mesh.devices.flat[0].device_kind
@@ -71,7 +71,7 @@ def _condition_row(condition: ConditionSpec) -> tuple[str, str]:
     match condition.kind:
         case "reference":
             count = condition.num_frames or 1
-            frames = f"{count} frames" if count > 1 else "a picture"
+            frames = f"{count} frames" if count > 1 else "an image"
             size = f"1/{condition.downscale} of the size" if condition.downscale != 1 else "the clip's size"
             return "follows", f"{shown}, {frames} at {size}, {strength}"
         case "mask":

@@ -11,7 +11,6 @@ from ltx2_cli.core.provenance import read_provenance
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ASKED, ConfigLayer, spec_values
 from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, RequestLayers, build_spec, profile_names
-from ltx2_cli.request.validation import WORDS
 from ltx2_cli.request.yaml import Values
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.digests import digest, header_digest, quick_digest
@@ -42,9 +41,9 @@ def weights_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def files_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
     """The other files that a request reads: kind in words, name, and hash if stated."""
     for condition in values.get("conditions") or ():
-        yield WORDS[condition.kind], condition.path, condition.sha256
+        yield condition.kind, condition.path, condition.sha256
     if audio := values.get("audio"):
-        yield "sound", audio.path, audio.sha256
+        yield "audio", audio.path, audio.sha256
     if noise := values.get("initial_noise"):
         yield "noise", noise, None
     profile = values.get(PROFILE_KEYS["sharding"]) or ""

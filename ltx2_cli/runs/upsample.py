@@ -45,7 +45,7 @@ def upsample(
             note_environment(session.report, given, layers.settings)
         for file in files:
             if not all(file.shapes.video):
-                raise UsageError(f"{file.path} holds no picture to upsample", "`ltx2 decode` writes its sound")
+                raise UsageError(f"{file.path} holds no video to upsample", "`ltx2 decode` writes its audio")
             if not ("prompt" in given or not refine or layers.file or "record" in file.metadata):
                 raise UsageError(f"{file.path} does not say what it shows", f'{typed("prompt")}"...", or --no-refine')
         jobs = [(group, _spec(group, given, layers, refine, session)) for group in _groups(files, given, product)]

@@ -133,7 +133,7 @@ def test_a_dry_run_says_what_the_run_would_refuse(dry: Run) -> None:
     assert results[5]["error"].startswith("this does not fit: to")
     assert re.fullmatch(r'("\w+": \d+(, )?)+ in the line', results[5]["hint"])
     assert "max_sequence_length 2000 is more than the text encoder's" in results[6]["error"]
-    assert results[8]["error"].startswith("jobs is no picture")
+    assert results[8]["error"].startswith("jobs is no image")
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,13 @@ def test_the_page_says_what_the_records_say(clips: Path, capsys: pytest.CaptureF
     assert found.keys() == set(NAMES)
     fox, ball, other = map(found.get, NAMES)
     assert (fox["prompt"], fox["seed"], fox["size"], fox["frames"], fox["fps"]) == ("a red fox", 7, "96x64", 12, 12)
-    assert (fox["seconds"], fox["sound"], fox["made"], fox["took"], fox["step"]) == (1, True, 10_000, 5, 0.002)
+    assert (fox["seconds"], fox["audio"], fox["made"], fox["took"], fox["step"]) == (1, True, 10_000, 5, 0.002)
     shown = {"model": "demo", "num_inference_steps": "3", "lora": '["a.safetensors:0.5"]', "sharding.profile": "auto"}
     assert fox["settings"].items() >= {**shown, "ltx2": "0.1.0", "devices": "1 cpu"}.items()
     assert not fox["settings"].keys() & {"prompt", "seed", "asked", "output", "sharding.attention"}
     assert (ball["prompt"], ball["took"]) == (HOSTILE, None)
     assert (other["prompt"], other["seed"], other["settings"], other["command"]) == ("", None, {}, "")
-    assert (other["sound"], other["took"], other["step"]) == (False, None, None)
+    assert (other["audio"], other["took"], other["step"]) == (False, None, None)
     for entry in found.values():
         assert unquote_to_bytes(entry["src"]).decode() == entry["file"]
     for entry in (fox, ball):
@@ -154,7 +154,7 @@ def test_a_sound_alone_is_a_clip(tmp_path: Path, capsys: pytest.CaptureFixture[s
     make(tmp_path, embed=True)
     (entry,) = Page(tmp_path / "gallery.html").clips
     assert (entry["file"], entry["prompt"], entry["seed"]) == ("rain.wav", "rain", 7)
-    assert (entry["size"], entry["seconds"], entry["sound"]) == ("", 0.5, True)
+    assert (entry["size"], entry["seconds"], entry["audio"]) == ("", 0.5, True)
     assert entry["src"].startswith("data:audio/wav;base64,")
     assert read_spec(config=config_page(tmp_path / "rain.wav")).streams == "audio"
     assert "left out" not in capsys.readouterr().err

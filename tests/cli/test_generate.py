@@ -130,17 +130,17 @@ def test_verbose_prints_every_stage_and_quiet_nothing(ltx2: Run):
 
 
 def test_json_is_one_line_with_the_result_and_no_paths(ltx2: Run, core: Core):
-    core.findings = ("the sound is silent",)
+    core.findings = ("the audio is silent",)
     code, out, err = ltx2("generate", "--prompt", "rain", "--num-videos", "2", "--json", "--quiet", "--strict")
     (line,) = out.splitlines()
     result = json.loads(line)
     paths = [f"out/rain-ltx2-s{seed}.mp4" for seed in (5, 6)]
     assert (code, err.splitlines()[0]) == (
         4,
-        f"error: {paths[0]}: the sound is silent. {paths[1]}: the sound is silent",
+        f"error: {paths[0]}: the audio is silent. {paths[1]}: the audio is silent",
     )
     assert (result["paths"], result["seeds"]) == (paths, [5, 6])
-    assert result["flaws"] == [f"{path}: the sound is silent" for path in paths]
+    assert result["flaws"] == [f"{path}: the audio is silent" for path in paths]
     assert result["stages"].keys() == {"imagine", "denoise"}
     assert 0 <= sum(result["stages"].values()) <= result["seconds"]
     assert result["peak_memory"]["host"] > 10**7
@@ -552,7 +552,7 @@ def test_a_failed_run_prints_a_sentence_and_has_an_exit_code(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("found", [(), ("the picture is black", "the sound is silent")])
+@pytest.mark.parametrize("found", [(), ("the video is black", "the audio is silent")])
 def test_flaws_are_printed_and_an_error_with_strict(ltx2: Run, core: Core, found: tuple[str, ...]):
     core.findings = found
     flaws = [f"out/rain-ltx2-s{seed}.mp4: {flaw}" for seed in (5, 6) for flaw in found]

@@ -21,7 +21,7 @@ LISTS = {
     "sdp.mp4": SDP,
     "text": "no video",
 }
-UNREAD = "is of no format of videos or sounds that is read"
+UNREAD = "is of no video or audio format that is read"
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def asked(files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
         *(("--video", name, 2, f"{name} {UNREAD}") for name in LISTS),
         *(("--audio", name, 2, f"{name} {UNREAD}") for name in LISTS),
         ("--video", "plain.png", 2, f"plain.png {UNREAD}"),
-        ("--video", "sound.wav", 2, "sound.wav has no picture"),
+        ("--video", "sound.wav", 2, "sound.wav has no video"),
         ("--video", "/dev/null", 2, "/dev/null is a pipe or a device, not a file"),
         ("--audio", "/dev/null", 2, "/dev/null is a pipe or a device, not a file"),
-        ("--audio", "plain.mp4", 2, "plain.mp4 has no sound"),
+        ("--audio", "plain.mp4", 2, "plain.mp4 has no audio"),
         ("--audio", "cut.mp4", 2, "cut.mp4 is damaged: moov atom not found"),
         ("--audio", "slow.wav", 2, "slow.wav has 1 samples a second"),
         ("--audio", "short.wav", 0, "short.wav: it lasts 2.02 s, silence follows it"),

@@ -73,7 +73,7 @@ def video(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [("video", ["sound", "24000 Hz"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
+    [("video", ["audio", "24000 Hz"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
 )
 def test_info_prints_the_origin_of_a_file(info, kind: str, own: list[str], request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(kind)
@@ -130,7 +130,7 @@ def test_files_of_other_programs_are_described(info, tmp_path: Path, video: Path
         ["record", "none: the file does not say what made it"],
     ]
     write_mp4(Media(np.zeros((9, 64, 96, 3), np.uint8), np.zeros((0, 2), np.float32), 24.0, 24000), video)
-    assert info(video).rows[3:] == [["sound", "none"], ["record", "none: the file does not say what made it"]]
+    assert info(video).rows[3:] == [["audio", "none"], ["record", "none: the file does not say what made it"]]
 
 
 def test_records_are_described(info, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_sound_alone_has_its_record_beside_it(info, tmp_path: Path) -> None:
         Media(np.zeros((0, 64, 96, 3), np.uint8), np.zeros((9000, 2), np.float32), 24.0, 24000),
         path := tmp_path / "s.wav",
     )
-    header = [["sound", str(path)], ["size", quantity(path.stat().st_size)], ["length", "0.38 s at 24000 Hz"]]
+    header = [["audio", str(path)], ["size", quantity(path.stat().st_size)], ["length", "0.38 s at 24000 Hz"]]
     none = ["record", "none: no file beside it says what made it"]
     assert info(path).rows == [*header, none]
     write_record(tmp_path / "s.yaml", RECORD)
@@ -155,7 +155,7 @@ def test_a_sound_alone_has_its_record_beside_it(info, tmp_path: Path) -> None:
     assert info(path).rows == [*header, *MADE]
     (said,) = json.loads(info("--json", path).out)
     assert (said["kind"], said["seconds"], said["sample_rate"], said["record"]["streams"]) == (
-        "sound",
+        "audio",
         0.375,
         24000,
         "audio",

@@ -128,7 +128,7 @@ def test_a_sound_alone_is_not_upsampled(ltx2: Run) -> None:
     save_file({"video": np.ones((*VIDEO[:2], 0, 4, 4), np.float32), "audio": np.ones(AUDIO, np.float32)}, "latents")
     code, out, err = ltx2("upsample", "latents", "--model", "demo", "--prompt", "a ball")
     assert (code, out) == (2, "")
-    assert err == "error: latents holds no picture to upsample\nhint: `ltx2 decode` writes its sound\n"
+    assert err == "error: latents holds no video to upsample\nhint: `ltx2 decode` writes its audio\n"
 
 
 def test_a_deleted_folder_is_an_error_of_one_sentence(ltx2: Run, tmp_path: Path) -> None:

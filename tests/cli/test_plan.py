@@ -132,7 +132,7 @@ def test_a_plan_is_printed_as_a_table(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert err == ""
     rows = [" ".join(line.split()) for line in out.splitlines()]
     assert "model demo, embedded" in rows
-    assert "tokens 112 of video, 51 of sound, 32 of text" in rows
+    assert "tokens 112 of video, 51 of audio, 32 of text" in rows
     assert "denoise 20 steps, passes: cond, uncond, isolated" in rows
     assert "devices 8 cpu, profile ./mesh.yaml: passes 2 x heads 4" in rows
     assert any(row.startswith("note 3 rows do not divide by the 2 of mesh axis `passes`") for row in rows)
@@ -174,7 +174,7 @@ def test_the_table_has_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(two))]
     begin = rows.index("upsample embedded, its own upsampler")
     assert rows[begin + 1 : begin + 3] == [
-        "tokens 448 of video, 51 of sound, 32 of text",
+        "tokens 448 of video, 51 of audio, 32 of text",
         "denoise 3 steps, passes: cond; devices tokens 8",
     ]
     assert [row for row in rows if row.startswith("one forward")] == [
@@ -361,7 +361,7 @@ def test_uncompilable_programs_are_still_estimated() -> None:
     failure = CompileFailure("forward", "transformer", 0, "UNIMPLEMENTED: no such thing", None)
     rows = [" ".join(line.split()) for line in estimate_lines(estimate_plan(plan, [failure]))]
     assert "not compiled UNIMPLEMENTED: no such thing" in rows
-    assert "tokens 6144 of video, 126 of sound, 1024 of text" in rows
+    assert "tokens 6144 of video, 126 of audio, 1024 of text" in rows
     (denoise,) = (row for row in rows if row.startswith("denoise") and "weights" in row)
     assert denoise.startswith("denoise 43.6 GB weights 37.8 GB, beside them about 5.9 GB")
     assert any(row.startswith("decode ") and "weights 1.3 GB, beside them about" in row for row in rows)

@@ -33,8 +33,8 @@ NAMES: dict[str, tuple[dict[str, object], str]] = {  # values of a record, and w
     "upsampler": ({"second_stage.upsampler": "evil/up/x.safetensors"}, "upsampler evil/up/x.safetensors"),
     "second": ({"second_stage.lora": ["evil/l@refs/pr/1"]}, "LoRA of the second stage evil/l@refs/pr/1"),
     "revision": ({"checkpoint": "Lightricks/LTX-2@refs/pr/1"}, "checkpoint Lightricks/LTX-2@refs/pr/1"),
-    "picture": ({"conditions": [{"path": "private.png"}]}, "picture private.png"),
-    "sound": ({"audio": "private.wav"}, "sound private.wav"),
+    "picture": ({"conditions": [{"path": "private.png"}]}, "image private.png"),
+    "sound": ({"audio": "private.wav"}, "audio private.wav"),
     "noise": ({"initial_noise": "lora.safetensors"}, "noise lora.safetensors"),
 }
 COMMANDS = {
@@ -134,7 +134,7 @@ def test_a_terminal_is_asked_once(ltx2: Run, answer: str, code: int, monkeypatch
         stderr.flush()
         said = os.read(master, 2**16).decode()
     os.close(master)
-    assert said.count("it names the picture private.png; take it? [y/N]") == 1
+    assert said.count("it names the image private.png; take it? [y/N]") == 1
 
 
 STEERING_TEXT = "\x1b]0;own\x07\x1b[2J\x9b31m\x7f\r\u202egpj.exe 雨"

@@ -149,7 +149,7 @@ def test_pictures_are_read_when_a_job_is_made(batch: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(Worker, "_read_texts", change)
     code, results, _ = batch([{"prompt": "rain", "seed": 3, "conditions": [{"path": str(path)}]} for path in paths])
     assert (code, [result["status"] for result in results]) == (5, ["done", "failed"])
-    assert results[1]["error"] == "1.png is another picture than that of the record"
+    assert results[1]["error"] == "1.png is another image than that of the record"
 
 
 @pytest.fixture

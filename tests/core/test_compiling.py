@@ -91,7 +91,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
         raise ZeroDivisionError
 
     with components.compiling(
-        [Program("slow", "connectors", NOTHING, slow), Program("sound", "vocoder", NOTHING, fail)]
+        [Program("slow", "connectors", NOTHING, slow), Program("audio", "vocoder", NOTHING, fail)]
     ):
         pass
     may_end.set()

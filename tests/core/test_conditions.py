@@ -225,6 +225,6 @@ def test_a_record_knows_its_pictures(
     assert f"{picture}@-1:0.5" in capsys.readouterr().out
     picture.write_bytes(pictures[1].read_bytes())
     assert run_program(monkeypatch, "replay", str(tmp_path / "a.mp4"), "-o", str(tmp_path / "b.mp4")) == 2
-    assert f"{picture} is another picture than that of the record" in capsys.readouterr().err
+    assert f"{picture} is another image than that of the record" in capsys.readouterr().err
     picture.unlink()
     assert run_program(monkeypatch, "decode", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "c.mp4")) == 0

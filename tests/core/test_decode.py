@@ -100,7 +100,7 @@ def test_the_sound_waits_for_frames_that_leave_it_no_memory(
     monkeypatch.setattr(Program, "__call__", watched)
     monkeypatch.setattr(core_decode, "to_first_host", fetched)
     check(decoded(plan), plain[:1])
-    later = ["sound", "uint8 here"] if at_once else ["uint8 here", "sound"]
+    later = ["audio", "uint8 here"] if at_once else ["uint8 here", "audio"]
     assert events == ["frames", *later, "float32 here"]
     assert plan.decoding.at_once == at_once
 
@@ -112,13 +112,13 @@ def travelling(plan: Plan) -> dict[str, list[Collective]]:
 
 def test_decoding_videos_in_parallel_needs_no_collective(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, CASE, 3, num_videos=8, sharding=EIGHT)
-    assert travelling(plan) == {"frames": [], "sound": []}
+    assert travelling(plan) == {"frames": [], "audio": []}
 
 
 def test_parts_of_a_clip_exchange_only_their_edges(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
     found = travelling(plan)
-    assert found["sound"] == []
+    assert found["audio"] == []
     assert {each.kind for each in found["frames"]} == {"collective-permute"}
     assert {each.axes for each in found["frames"]} == {("height",), ("width",)}
     convolutions = 2 + sum(layer.convolutions for layer in plan.networks.vae.decoder.layers)

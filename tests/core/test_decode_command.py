@@ -91,9 +91,9 @@ def test_flaws_are_printed_and_an_error_with_strict(
     clip = tmp_path / "clip.mp4"
     decode = ("decode", str(made / "latents.safetensors"), "-o", str(clip))
     assert run_program(monkeypatch, *decode) == 0
-    assert f"{clip}: the picture is black\n" in capsys.readouterr().err
+    assert f"{clip}: the video is black\n" in capsys.readouterr().err
     assert run_program(monkeypatch, *decode, "--strict", "--force") == 4
-    assert f"error: {clip}: the picture is black\n" in capsys.readouterr().err
+    assert f"error: {clip}: the video is black\n" in capsys.readouterr().err
     assert clip.exists()
     assert (
         run_program(monkeypatch, *decode[:2], "--strict", "-o", str(tmp_path / "a.wav")) == 0

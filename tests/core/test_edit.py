@@ -129,7 +129,7 @@ def test_a_part_of_a_long_clip_is_made_of_what_is_around_it(
         ((20, 26), {}, "has 25 frames at 24 a second, not the frames 20 to 26"),
         ((4, 4), {}, "the frames 4 to 4 are to be regenerated; nearest: regenerate: [4, 5]"),
         ((4, 9), {"height": 96}, "is 96x64, and a clip of 96x96 is asked for"),
-        ((4, 9), {"audio": "x"}, "has its own sound"),
+        ((4, 9), {"audio": "x"}, "has audio of its own"),
         ((25, 65), {}, "40 frames are to follow {clip}, and 25 frames have room for 16"),
         ((25, 33), {"num_frames": 25}, "all 25 frames of the clip are its end"),
         ((4, 20), {"case": SHORT}, "16 frames of {clip} are to be regenerated, and 9 are made at once"),
@@ -144,7 +144,7 @@ def test_what_cannot_be_regenerated_is_refused(
 
 def test_a_clip_without_sound_stays_without(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = write_lossless(tmp_path / "v.mov", np.zeros((25, 64, 96, 3), np.uint8))
-    with pytest.raises(UsageError, match="has no sound that could be regenerated"):
+    with pytest.raises(UsageError, match="has no audio that could be regenerated"):
         edited(checkpoint, path, (4, 9), streams="audio")
     plan = edited(checkpoint, path, (4, 9))
     assert plan.stages[0].audio_conditions == 0
@@ -234,7 +234,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     interval = ["--from", "0.42s", "--to", "0.58s"]
     assert run_program(monkeypatch, "retake", str(clip), *interval, *_model(checkpoint), "-o", str(new)) == 0
     said = capsys.readouterr().err
-    retaken = "asked 0.42 to 0.58 s, whole latents regenerate picture 0.38 to 0.71 s, sound 0.41 to 0.61 s"
+    retaken = "asked 0.42 to 0.58 s, whole latents regenerate video 0.38 to 0.71 s, audio 0.41 to 0.61 s"
     assert f"{clip}: {retaken}\n" in said
     assert f"{new}: copied without encoding them again: 7 of 9 frames before the new ones\n" in said
     before, after = (read_whole_video(file).frames.astype(int) for file in (clip, new))

@@ -168,8 +168,8 @@ def test_upsampled_latents_are_checked(broken: Checkpoint, second: dict[str, obj
 @pytest.mark.parametrize(
     ("network", "tensor", "wanted"),
     [
-        ("vae", "decoder.conv_out.conv.weight", "the decoded picture is not finite in float32"),
-        ("vocoder", "conv_in.weight", "the decoded sound is not finite in float32"),
+        ("vae", "decoder.conv_out.conv.weight", "the decoded video is not finite in float32"),
+        ("vocoder", "conv_in.weight", "the decoded audio is not finite in float32"),
     ],
 )
 def test_decoded_media_are_checked(broken: Checkpoint, network: str, tensor: str, wanted: str) -> None:

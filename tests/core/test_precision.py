@@ -15,7 +15,7 @@ from ltx2_cli.request.spec import AttentionBackend
 
 PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*")
 FLOAT32 = {"dtype": "float32", "text_encoder_dtype": "float32"}
-MULTIPLYING = ("text encoder", "connectors", "denoise 1", "upsample", "denoise 2", "frames", "sound")
+MULTIPLYING = ("text encoder", "connectors", "denoise 1", "upsample", "denoise 2", "frames", "audio")
 SLICES = [pytest.param("v6e:2x4", marks=needs_libtpu), pytest.param("h100:8", marks=needs_cuda)]
 
 

@@ -132,7 +132,7 @@ def test_shares_of_attention_equal_those_of_the_reference(
     assert [text for name, text in request_rows(plan, ()) if name == "follows"] == [
         f"where mask {files.mask} is white",
         f"reference {files.video}, 17 frames at 1/2 of the size, strength 0.8",
-        f"reference {files.picture}, a picture at 1/2 of the size, strength 1",
+        f"reference {files.picture}, an image at 1/2 of the size, strength 1",
         "with a share of 0.9999 of the attention",
     ]
     check(checkpoint, plan, monkeypatch, reference_conditions=followed(files), **asked)

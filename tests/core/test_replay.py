@@ -127,8 +127,8 @@ def test_the_difference_of_another_clip_is_printed(ltx2, made: Path, tmp_path: P
     assert (said.code, path) == (1, str(tmp_path / "now.mp4"))
     rows = Said(1, "\n".join(lines), "").rows
     assert rows["final"] == "video differs, audio differs"
-    assert re.fullmatch(r"PSNR [\d.]+ dB, SSIM [\d.]+", rows["picture"])
-    assert re.fullmatch(r"SDR -?[\d.]+ dB", rows["sound"])
+    assert re.fullmatch(r"PSNR [\d.]+ dB, SSIM [\d.]+", rows["video"])
+    assert re.fullmatch(r"SDR -?[\d.]+ dB", rows["audio"])
     assert "final is the first that differs" in said.err
     assert f"{flags[0].removeprefix('--').replace('-', '_')} is asked for" in said.err
 
@@ -136,7 +136,7 @@ def test_the_difference_of_another_clip_is_printed(ltx2, made: Path, tmp_path: P
 def test_the_first_stage_that_differs_is_named(ltx2, made: Path) -> None:
     said = ltx2("replay", "--verify", made / "whole.mp4", "--set", "second_stage.sigmas=[0.9, 0.4, 0]")
     assert said.code == 1
-    assert list(said.rows) == ["stage1", "final", "picture", "sound"]
+    assert list(said.rows) == ["stage1", "final", "video", "audio"]
     assert said.rows["stage1"] == "identical"
     assert said.rows["final"].startswith("video differs")
     assert "final is the first that differs" in said.err
@@ -152,7 +152,7 @@ def test_weights_that_changed_are_named_with_both_hashes(ltx2, made: Path, model
         assert f"vae/{file.name} was {then[:12]}, is {digest(file)[:12]}" in " ".join(said.err.split())
         said = ltx2("replay", "--verify", made / "clip.mp4", "--any-weights")
         assert (said.code, said.rows["final"]) == (1, "identical")
-        assert "picture is the first that differs" in said.err
+        assert "video is the first that differs" in said.err
     finally:
         file.write_bytes(whole)
 
@@ -221,7 +221,7 @@ def test_older_records_have_no_hashes_of_latents(ltx2, made: Path, tmp_path: Pat
     shutil.copy(made / "clip.mp4", tmp_path)
     said = ltx2("replay", "--verify", "--trust", tmp_path / "clip.yaml")
     assert (said.code, said.out) == (0, "identical\n")
-    assert "only picture and sound are compared" in said.err
+    assert "only video and audio are compared" in said.err
     assert "ltx2 was 0.0.1, is " in said.err
 
 

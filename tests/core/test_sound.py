@@ -145,7 +145,7 @@ def test_a_sound_is_not_given_where_the_clip_is_stretched(
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(tmp_path / "temporal")
     second = {"recipe": "two_stage", "second_stage.upsampler": str(tmp_path / "temporal"), "second_stage.lora": []}
     longer = ALL_ON._replace(size=SIZE._replace(num_frames=33))
-    with pytest.raises(UsageError, match="a sound cannot be given where the upsampler stretches the clip"):
+    with pytest.raises(UsageError, match="audio cannot be given where the upsampler stretches the clip"):
         given(checkpoint, sounds[0], case=longer, **second, **{"second_stage.temporal_upsample": "duration"})
 
 
@@ -161,10 +161,10 @@ def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
     asked += ["--audio-guidance-scale", "3", "--set", "sharding.attention=blockwise"]
     assert run_program(monkeypatch, *asked, "--dry-run") == 0
     said = capsys.readouterr()
-    assert f"sound     {sound}" in said.out
+    assert f"audio     {sound}" in said.out
     assert "passes: cond\n" in said.out
     assert f"{sound}: its first 0.71 s are heard" in said.out
-    assert "audio_guidance_scale changes nothing, the sound is given" in said.out
+    assert "audio_guidance_scale changes nothing, the audio is given" in said.out
     assert run_program(monkeypatch, *asked) == 0
     made = read_audio(tmp_path / "a.mp4", SECONDS)
     assert made.sample_rate == 44100
@@ -174,7 +174,7 @@ def test_a_clip_has_the_sound_of_the_file_and_its_record_knows_it(
     assert str(sound) in capsys.readouterr().out
     write_tone(sound, tone(1.0, 44100, 500), 44100)
     assert run_program(monkeypatch, "replay", str(tmp_path / "a.mp4"), "-o", str(tmp_path / "b.mp4")) == 2
-    assert f"{sound} is another sound than that of the record" in capsys.readouterr().err
+    assert f"{sound} is other audio than that of the record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("streams", "made"), [("audio", (0, 1)), ("video", (1, 0))])
@@ -224,12 +224,12 @@ def test_commands_make_one_stream(
     assert run_program(monkeypatch, *asked, "--no-audio", "-o", "v.mp4") == 0
     assert (open_video(Path("v.mp4")).num_frames, open_video(Path("v.mp4")).sample_rate) == (17, None)
     refused = {
-        ("decode", "s.safetensors", "-o", "s.mp4"): "s.safetensors holds sound alone, which s.mp4 is not",
+        ("decode", "s.safetensors", "-o", "s.mp4"): "s.safetensors holds audio alone, which s.mp4 is not",
         (*asked, "--no-video", "-o", "s.mp4"): "output 's.mp4' is not a wav; name one: -o s.wav",
-        (*asked, "--no-video", "--preview", "p.png"): "--preview shows the picture, and none is made",
+        (*asked, "--no-video", "--preview", "p.png"): "--preview shows the video, and none is made",
         (*asked, "--no-video", "--no-audio"): "--no-video and --no-audio leave nothing to make",
-        (*asked, "--no-audio", "--audio", "s.wav"): "the sound s.wav is for a clip with a picture that follows it",
-        (*asked, "--no-video", "--image", "s.wav"): "s.wav is to be seen, and no picture is made",
+        (*asked, "--no-audio", "--audio", "s.wav"): "the audio s.wav is for a clip with a video that follows it",
+        (*asked, "--no-video", "--image", "s.wav"): "s.wav is to be seen, and no video is made",
     }
     capsys.readouterr()
     for words, sentence in refused.items():

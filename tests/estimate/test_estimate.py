@@ -105,7 +105,7 @@ def test_frames_and_sound_take_what_the_compiler_says_or_the_plan(one_stage: Pla
     """The larger of both, or their sum where both are begun at once."""
     decoding = replace(one_stage.decoding, video_bytes=500, audio_bytes=300, at_once=at_once)
     plan, held = replace(one_stage, decoding=decoding), estimate_plan(one_stage).memory["decode"].weights
-    sound, frames = compiled(700, 0, "vocoder", "sound"), compiled(400, 0, "vae", "frames")
+    sound, frames = compiled(700, 0, "vocoder", "audio"), compiled(400, 0, "vae", "frames")
     for programs, (alone, together) in {(): (500, 800), (sound,): (700, 1200), (sound, frames): (700, 1100)}.items():
         assert estimate_plan(plan, programs).phase_bytes["decode"] == held + (together if at_once else alone)
 

@@ -72,8 +72,8 @@ def test_files_without_sound_are_refused(wav: Path, tmp_path: Path):
     (tmp_path / "damaged").write_bytes((tmp_path / "a.flac").read_bytes()[:-900] + bytes(700))
     endings = {
         "empty": "FILE is empty",
-        "text": "FILE is of no format",
-        "silent.mp4": "FILE has no sound",
+        "text": "FILE is of no video or audio format",
+        "silent.mp4": "FILE has no audio",
         "cut": "FILE is damaged: ",
         "damaged": "FILE is damaged: ",
         "absent": "FILE cannot be read: No such file or directory",

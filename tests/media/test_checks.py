@@ -7,8 +7,8 @@ from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.clip import Media
 
 FRAMES, HEIGHT, WIDTH, RATE = 24, 128, 192, 16000  # a second
-BLACK, COLOUR = "the picture is black", "every frame of the picture is a single colour"
-FROZEN, SILENT = "the picture is frozen: every frame is like the first", "the sound is silent"
+BLACK, COLOUR = "the video is black", "every frame of the video is a single colour"
+FROZEN, SILENT = "the video is frozen: every frame is like the first", "the audio is silent"
 DRAW = np.random.default_rng(0)
 TONE = np.sin(2 * np.pi * 441 * np.arange(RATE) / RATE, dtype=np.float32)[:, None].repeat(2, 1)
 
@@ -115,8 +115,8 @@ def test_silent_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) ->
 @pytest.mark.parametrize(
     ("waveform", "expected"),
     [
-        (np.clip(2 * TONE, -1, 1), ["the sound is clipped: 67 % of it is at full scale"]),
-        (np.clip(1.001 * TONE, -1, 1), ["the sound is clipped: 3 % of it is at full scale"]),
+        (np.clip(2 * TONE, -1, 1), ["the audio is clipped: 67 % of it is at full scale"]),
+        (np.clip(1.001 * TONE, -1, 1), ["the audio is clipped: 3 % of it is at full scale"]),
         (TONE, []),
         (np.where(np.arange(RATE)[:, None] % 200 == 0, np.float32(1), TONE / 2), []),
     ],
@@ -130,8 +130,8 @@ def test_clipped_sound_is_a_finding(waveform: np.ndarray, expected: list[str]) -
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (0.85, ["picture and sound differ in length: 1.00 s and 0.85 s"]),
-        (1.2, ["picture and sound differ in length: 1.00 s and 1.20 s"]),
+        (0.85, ["video and audio differ in length: 1.00 s and 0.85 s"]),
+        (1.2, ["video and audio differ in length: 1.00 s and 1.20 s"]),
         (0.95, []),
         (1.05, []),
     ],
@@ -147,4 +147,4 @@ def test_a_missing_picture_is_no_finding() -> None:
 
 def test_all_findings_are_listed() -> None:
     listed = clip_flaws(clip(filled(0), 0 * TONE[: RATE // 2]))
-    assert listed == [BLACK, SILENT, "picture and sound differ in length: 1.00 s and 0.50 s"]
+    assert listed == [BLACK, SILENT, "video and audio differ in length: 1.00 s and 0.50 s"]

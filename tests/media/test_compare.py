@@ -41,8 +41,8 @@ def test_a_different_picture_is_measured(then: Path, now: Path) -> None:
     """Luma, two thirds of the numbers, goes from 102 to 110: 20·log10(255 / 8) + 10·log10(3 / 2) = 31.83 dB."""
     write_mp4(clip(110, 0.5), now)
     differences = video_differences(then, now)
-    assert differences.keys() == {"picture"}
-    psnr, ssim = re.fullmatch(r"PSNR ([\d.]+) dB, SSIM ([\d.]+)", differences["picture"]).groups()
+    assert differences.keys() == {"video"}
+    psnr, ssim = re.fullmatch(r"PSNR ([\d.]+) dB, SSIM ([\d.]+)", differences["video"]).groups()
     assert float(psnr) == pytest.approx(31.83, abs=0.01)
     assert 0.9 < float(ssim) < 1
 
@@ -51,15 +51,15 @@ def test_a_different_sound_is_measured(then: Path, now: Path) -> None:
     """By a tenth of itself: 20 dB below it."""
     write_mp4(clip(100, 0.45), now)
     differences = video_differences(then, now)
-    assert differences.keys() == {"sound"}
-    assert float(re.fullmatch(r"SDR ([\d.]+) dB", differences["sound"])[1]) == pytest.approx(20, abs=1)
+    assert differences.keys() == {"audio"}
+    assert float(re.fullmatch(r"SDR ([\d.]+) dB", differences["audio"])[1]) == pytest.approx(20, abs=1)
 
 
 def test_other_lengths_and_sample_rates_are_named_not_measured(then: Path, now: Path) -> None:
     write_mp4(replace(clip(100, 0.5, 17), sample_rate=48000), now)
     assert video_differences(then, now) == {
-        "picture": "96x64, 17 frames, not 96x64, 9 frames",
-        "sound": "48000 Hz, not 24000 Hz",
+        "video": "96x64, 17 frames, not 96x64, 9 frames",
+        "audio": "48000 Hz, not 24000 Hz",
     }
 
 
@@ -67,8 +67,8 @@ def test_different_sizes_and_missing_sound_are_named(then: Path, now: Path) -> N
     silent = clip(100, 0.5, 17, 128)
     write_mp4(replace(silent, waveform=silent.waveform[:0]), now)
     assert video_differences(then, now) == {
-        "picture": "128x64, 17 frames, not 96x64, 9 frames",
-        "sound": "none, not 24000 Hz",
+        "video": "128x64, 17 frames, not 96x64, 9 frames",
+        "audio": "none, not 24000 Hz",
     }
 
 

@@ -171,8 +171,8 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
     ("content", "sentence"),
     [
         (b"", "p.png is empty"),
-        (b"no picture at all", "p.png is no picture"),
-        (EPS, "p.png is no picture"),
+        (b"no image at all", "p.png is no image"),
+        (EPS, "p.png is no image"),
         (NOISY[: len(NOISY) // 2], "p.png is damaged: "),
         (bomb(9000, 9000), f"p.png has 9000x9000 pixels; at most {MAX_PIXELS:,} are read"),
         (bomb(10**5, 10**5), "p.png has far too many pixels"),

@@ -110,7 +110,7 @@ def test_an_untouched_sound_has_the_packets_of_the_clip(file: Path, tmp_path: Pa
     media = replace(joined(OLD, NEW, 8, slice(17, 25), (0.0, 0.0)), original=original_of(file, 17, audio=True))
     said = write_clip(media, path := tmp_path / "new.mp4", {})
     copied = int(said.split()[5])
-    assert said == f"copied without encoding them again: {copied} of 17 frames before the new ones, the sound"
+    assert said == f"copied without encoding them again: {copied} of 17 frames before the new ones, the audio"
     assert 13 <= copied <= 17  # at most three frames between two others
     old, new = read_whole_video(file).frames, read_whole_video(path).frames
     np.testing.assert_array_equal(new[:copied], old[:copied])
@@ -146,7 +146,7 @@ def test_a_clip_that_is_gone_or_changed_loses_nothing(file: Path, tmp_path: Path
     kept.unlink() if gone else write_mp4(NEW, kept)
     said = write_clip(media, path := tmp_path / "new.mp4", {})
     frames = f"0 of 17 frames before the new ones ({kept} has changed since)"
-    assert said == f"copied without encoding them again: {frames}, the sound not"
+    assert said == f"copied without encoding them again: {frames}, the audio not"
     assert np.abs(read_whole_video(path).frames.astype(int) - media.frames).mean() < 8
 
 

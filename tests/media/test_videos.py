@@ -194,7 +194,7 @@ def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, 
         ("empty.mp4", "is empty"),
         ("text.mp4", "is damaged"),
         ("cut.mov", "is damaged"),
-        ("sound.wav", "has no picture"),
+        ("sound.wav", "has no video"),
         ("absent.mp4", "cannot be read: No such file"),
         (".", "is a folder"),
     ):

@@ -165,15 +165,15 @@ def test_the_encoder_makes_the_requested_number_of_latents(latents):
 @pytest.mark.parametrize(
     ("shape", "rate", "sentence", "hint"),
     [
-        ((1, 512, 2), 16000, "the sound lasts 0.0320 s, which is too short for a spectrogram", "0.0321 s is the least"),
-        ((1, 0, 2), 48000, "the sound lasts 0.0000 s, which is too short for a spectrogram", "0.0321 s is the least"),
+        ((1, 512, 2), 16000, "the audio lasts 0.0320 s, which is too short for a spectrogram", "0.0321 s is the least"),
+        ((1, 0, 2), 48000, "the audio lasts 0.0000 s, which is too short for a spectrogram", "0.0321 s is the least"),
         (
             (1, 900, 6),
             16000,
-            "the sound has 6 channels, the audio autoencoder hears 2",
+            "the audio has 6 channels, the audio autoencoder hears 2",
             "mix it down to 2 channels or to one",
         ),
-        ((1, 900, 2), 0, "the sound has a sampling rate of 0 Hz", "1 Hz is the least"),
+        ((1, 900, 2), 0, "the audio has a sampling rate of 0 Hz", "1 Hz is the least"),
     ],
 )
 def test_sound_without_a_spectrogram_is_refused(shape, rate, sentence, hint):

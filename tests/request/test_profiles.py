@@ -705,7 +705,7 @@ def picture(place: Path, **others: object) -> dict[str, object]:
         ([{"frame": 121}], "frame 121 of {0} is not in -121 to 120; nearest: --image {0}@120"),
         ([{"frame": -122}], "frame -122 of {0} is not in -121 to 120; nearest: --image {0}@-121"),
         ([{"frame": 120}, {"frame": -1}], "{0} and {0} are both shown at frame 120; nearest: --image {0}@119"),
-        ([{"path": "absent.png"}], "there is no picture absent.png; check the path"),
+        ([{"path": "absent.png"}], "there is no image absent.png; check the path"),
         (
             [{"kind": "reference", "strength": 2}],
             "strength 2 of {0} is not in 0 to 1; nearest: --reference {0}:1",
@@ -747,7 +747,7 @@ def test_a_sound_is_a_file(tmp_path: Path):
     assert spec.audio == AudioSpec(str(sound))
     assert read_spec(prompt="rain", audio={"path": str(sound)}) == spec
     assert read_spec(config=ConfigLayer("", parse(to_yaml(spec)))) == spec
-    assert str(refusal(audio="absent.wav")) == "there is no sound absent.wav; check the path"
+    assert str(refusal(audio="absent.wav")) == "there is no audio absent.wav; check the path"
     assert str(refusal(audio="")).startswith("audio is empty; leave it out, or name one")
     assert "; expected null or a section with path, sha256" in str(refusal(audio=["s.wav"]))
 

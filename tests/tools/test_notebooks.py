@@ -37,5 +37,5 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "fox.mp4" in ran.stdout
-    assert {file.name for file in tmp_path.glob("*.mp4")} == {"fox.mp4", "from-picture.mp4"}
+    assert {file.name for file in tmp_path.glob("*.mp4")} == {"fox.mp4", "from-image.mp4"}
     assert ran.stdout.count("<IPython.core.display.Video object>") + ran.stdout.count("<video") >= 1
