@@ -184,7 +184,7 @@ def build_plan(
     edit = edit_of(spec, inputs.input_videos, all_stages[-1].geometry)
     warnings = (
         *remarks.recipe_warnings(spec, arch),
-        *unused_options(ResolvedRequest(spec, guidance, by.time if by else None)),
+        *unused_options(ResolvedRequest(spec, guidance, by.time if by else None, source is not None)),
         *((slow,) if slow else ()),
         *remarks.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),

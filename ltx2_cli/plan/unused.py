@@ -10,12 +10,13 @@ from ltx2_cli.request.spelling import short_name, typed
 
 
 class ResolvedRequest(NamedTuple):
-    """A complete request; the guidance that its first stage has; and the factor by which the second stage's upsampler
-    multiplies frames, None: there is one stage."""
+    """A complete request; the guidance that its first stage has; the factor by which the second stage's upsampler
+    multiplies frames, None: there is one stage; and whether a run goes on from saved latents."""
 
     spec: RunSpec
     guidance: Streams[Guidance]
     time: int | None
+    from_latents: bool
 
 
 class Dependence(NamedTuple):
@@ -54,7 +55,7 @@ DEPENDENCES = (
     ),
     Dependence(
         ("eta",),
-        lambda request: bool(find_sampler(request.spec.sampler or "").draws),
+        lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),
         "the sampler draws no noise",
         ("sampler", "euler_ancestral"),
     ),

@@ -10,9 +10,9 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.profiles import AUTO
+from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option, short_name, typed
 from ltx2_cli.request.validation import validate
 from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import latents_request
@@ -20,6 +20,7 @@ from ltx2_cli.runs.session import Session, file_facts, request_facts, synchroniz
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import Trust
 
+FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta")  # keys that a second stage does not read
 SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 
@@ -43,6 +44,9 @@ def upsample(
             )
         if any("record" not in file.metadata for file in files):
             note_environment(session.report, given, layers.settings)
+        for key in merge_layers(given, None, layers.settings).layers[FLAG]:
+            if key in FIRST_STAGE:
+                session.report.defer(f"{short_name(key)} changes nothing, saved latents have their first stage")
         for file in files:
             if not all(file.shapes.video):
                 raise UsageError(f"{file.path} holds no video to upsample", "`ltx2 decode` writes its audio")
