@@ -13,7 +13,7 @@ from ltx2_cli import load, run
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run_phases
-from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
+from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
 from ltx2_cli.diffusion.latents import from_tokens
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.plan.stages import InitialLatents
@@ -162,7 +162,7 @@ def plan_of(
 
 
 def make_latents(
-    plan: Plan, components: Components, start: RunState = START, on_progress: OnProgress = no_checkpoint
+    plan: Plan, components: Components, start: RunState = START, on_progress: OnProgress = ignore_progress
 ) -> Streams[np.ndarray]:
     """Clean latents of every video, as tokens."""
     *_, state = run_phases(plan, start, components, Report(), on_progress)

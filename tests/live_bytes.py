@@ -16,7 +16,7 @@ from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.phases import CONNECT, LOOPS, PHASES, phase_memory, run_phases, stage_of, weight_bytes
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import DECODERS, Plan
-from ltx2_cli.plan.work import text_bytes
+from ltx2_cli.plan.step_cost import text_bytes
 
 Sample = tuple[str, int]
 # The networks that may be there when one is loaded: of the same phase, or on their way to the next stage.

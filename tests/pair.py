@@ -115,22 +115,22 @@ def exit_code_of(main: Callable[[], None]) -> int:
 
 def signal_at(number: signal.Signals, moment: Sequence[str]) -> Callable[[], None]:
     """Have this process send itself a signal when a run has done a step of a phase; gives what ends that."""
-    from ltx2_cli.core.checkpoint import RunCheckpointer
+    from ltx2_cli.core.run_saver import RunSaver
     from ltx2_cli.core.state import RunState
 
-    measure = RunCheckpointer._measure
+    measure = RunSaver._measure
 
-    def measure_and_signal(checkpointer: RunCheckpointer, progress: RunState) -> None:
-        measure(checkpointer, progress)
+    def measure_and_signal(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
         if [str(progress.phase), str(progress.step)] == moment:
             os.kill(os.getpid(), number)
-            while not checkpointer.stop.requested:
+            while not saver.stop.requested:
                 pass  # a thread hears the signal
 
     def undo() -> None:
-        RunCheckpointer._measure = measure
+        RunSaver._measure = measure
 
-    RunCheckpointer._measure = measure_and_signal
+    RunSaver._measure = measure_and_signal
     return undo
 
 

@@ -10,7 +10,7 @@ from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.plan.work import OVER_LEAST
+from ltx2_cli.plan.step_cost import OVER_LEAST
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

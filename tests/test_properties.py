@@ -22,7 +22,6 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.cli.removed import RENAMED
 from ltx2_cli.console import print_error
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.provenance import (
     environment_changes,
     extend_history,
@@ -31,6 +30,7 @@ from ltx2_cli.core.provenance import (
     source_history,
 )
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import SIZE, open_latents, save_latents, to_tokens
@@ -194,7 +194,7 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     frames, sound = np.zeros((9, 64, 64, 3), np.uint8), np.zeros((18_000, 2), np.float32)
     write_mp4(Media(frames, sound, 24.0, 48_000), paths["mp4"], about)
     progress = RunState(step=7, current=Streams(*map(np.asarray, to_tokens(latents))))
-    RunCheckpointer(paths["run"], plan, RunGoal(Product.clips, None), Report(), True, 0)(progress)
+    RunSaver(paths["run"], plan, RunGoal(Product.clips, None), Report(), True, 0)(progress)
     return paths
 
 

@@ -19,7 +19,7 @@ from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.cli.options import KeepOptions, SessionOptions
 from ltx2_cli.cli.refusals import print_json_error, print_unexpected, refusal
 from ltx2_cli.cli.registry import GROUPS, Command, in_order, spelling_of
-from ltx2_cli.cli.strict import PlainGroup, StrictCommand
+from ltx2_cli.cli.typer_commands import PlainGroup, StrictCommand
 from ltx2_cli.console import print_error, reporter
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, UsageError

@@ -9,7 +9,7 @@ from ltx2_cli.core.decode import decode
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.clip import Media, Original
-from ltx2_cli.media.joining import joined
+from ltx2_cli.media.splice import joined
 from ltx2_cli.models.spectrogram import resample_on_host
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams

@@ -25,8 +25,8 @@ from ltx2_cli.core.state import (
     OnProgress,
     RunState,
     all_latents,
+    ignore_progress,
     missing_contexts,
-    no_checkpoint,
 )
 from ltx2_cli.core.upsample import upsample, upsampling_program
 from ltx2_cli.diffusion.latents import to_tokens
@@ -142,7 +142,7 @@ def run_phases(
     start: RunState,
     components: Components,
     report: Report,
-    on_progress: OnProgress = no_checkpoint,
+    on_progress: OnProgress = ignore_progress,
     *,
     pausing: bool = False,
     end: int | None = None,

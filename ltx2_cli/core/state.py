@@ -64,5 +64,5 @@ def missing_contexts(plan: Plan, start: RunState) -> list[str]:
     return [name for name in dict.fromkeys(stage.connectors for stage in later) if name not in start.contexts]
 
 
-def no_checkpoint(progress: RunState) -> None:
+def ignore_progress(progress: RunState) -> None:
     """An `OnProgress` that does nothing."""

@@ -26,8 +26,8 @@ from ltx2_cli.core.state import (
     RunState,
     all_latents,
     clean_videos,
+    ignore_progress,
     latents_of,
-    no_checkpoint,
 )
 from ltx2_cli.diffusion.latents import SIZE, from_tokens, save_latents
 from ltx2_cli.media.checks import clip_flaws
@@ -46,7 +46,7 @@ def write(
     report: Report = SILENT,
     product: Product = Product.clips,
     start: RunState = START,
-    on_progress: OnProgress = no_checkpoint,
+    on_progress: OnProgress = ignore_progress,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Run a plan and write its product. The first host yields the path of each video, when it and its record are
     written, and the flaws of the clip; for other products, the paths of latents or of the sheet. `start` is the state

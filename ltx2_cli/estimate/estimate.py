@@ -29,7 +29,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.plan.work import over_least, step_of
+from ltx2_cli.plan.step_cost import over_least, step_of
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import Range
 from ltx2_cli.weights.checkpoint import abbreviate

@@ -15,7 +15,7 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import Conv
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.work import matrices, step_of
+from ltx2_cli.plan.step_cost import matrices, step_of
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights
 

@@ -14,7 +14,7 @@ from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, DENOISER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
-from ltx2_cli.plan.work import text_bytes
+from ltx2_cli.plan.step_cost import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
 from ltx2_cli.weights.declare import kinds, weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY

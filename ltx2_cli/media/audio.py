@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.decode import decode_samples
-from ltx2_cli.media.recent import Recent
+from ltx2_cli.media.file_cache import FileCache
 from ltx2_cli.request.spelling import option
 
 READABLE = "audio that ffmpeg reads: WAV, FLAC, MP3, …, or a video with audio"
@@ -20,7 +20,7 @@ UNSAID = 0.01  # seconds that audio may be longer or shorter, and nothing is sai
 LEAST_RATE = 1000  # samples a second
 CHANNELS = 2
 ALONE = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other channels are mixed
-_recent = Recent["Audio"](2**28, READABLE)
+_recent = FileCache["Audio"](2**28, READABLE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.ffmpeg import RETRY, read_facts, read_text
-from ltx2_cli.media.recent import Recent
+from ltx2_cli.media.file_cache import FileCache
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
 
@@ -30,7 +30,7 @@ ENCODING = ("codec_id", "dimensions", "extradata")
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
 PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
 UNEVEN = 1.5  # times the usual step between frames; times in milliseconds differ by less
-_recent = Recent["VideoFile"](2**26, READABLE)
+_recent = FileCache["VideoFile"](2**26, READABLE)
 
 
 @dataclass(frozen=True, eq=False)

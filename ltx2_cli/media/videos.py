@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.decode import decode_frames
+from ltx2_cli.media.file_cache import FileCache
 from ltx2_cli.media.probe import READABLE, open_video
-from ltx2_cli.media.recent import Recent
 
 MAX_PIXELS = 2**26  # of a frame: 8192x8192, 200 MB decoded
 MAX_BYTES = 2**31  # of the frames of a video
-_recent = Recent["Video"](MAX_BYTES, READABLE)
+_recent = FileCache["Video"](MAX_BYTES, READABLE)
 COMPRESSION = 8  # frames that become one latent behind the first
 
 

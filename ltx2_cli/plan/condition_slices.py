@@ -8,7 +8,7 @@ import numpy as np
 
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.plan.edit import Edit
-from ltx2_cli.plan.placed import PlacedVideo
+from ltx2_cli.plan.positions import PlacedVideo
 from ltx2_cli.request.spec import Streams
 
 

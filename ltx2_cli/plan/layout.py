@@ -8,7 +8,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import DecodePlan
-from ltx2_cli.plan.work import Step
+from ltx2_cli.plan.step_cost import Step
 from ltx2_cli.request.profiles import profile_names
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.units import duration, quantity

@@ -29,10 +29,10 @@ from ltx2_cli.plan.inputs import (
 )
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
 from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
-from ltx2_cli.plan.placed import weights_references
+from ltx2_cli.plan.positions import weights_references
 from ltx2_cli.plan.stages import Denoise, InitialLatents, Phase, Stage, Upsample
+from ltx2_cli.plan.step_cost import step_of, text_bytes
 from ltx2_cli.plan.unused import ResolvedRequest, unused_options
-from ltx2_cli.plan.work import step_of, text_bytes
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import collect

@@ -18,7 +18,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.placed import PlacedVideo, place_videos, reference_weights
+from ltx2_cli.plan.positions import PlacedVideo, place_videos, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 

@@ -14,8 +14,8 @@ from ltx2_cli.errors import (
     UsageError,
 )
 from ltx2_cli.media.contact_sheet import is_contact_sheet
+from ltx2_cli.runs.job_lines import STDIN, Line, read_lines
 from ltx2_cli.runs.jobs import DONE, BatchSettings, Jobs
-from ltx2_cli.runs.lines import STDIN, Line, read_lines
 from ltx2_cli.runs.session import Session
 
 

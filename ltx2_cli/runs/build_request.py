@@ -18,7 +18,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import validate
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE
 from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
-from ltx2_cli.runs.lines import STDIN
+from ltx2_cli.runs.job_lines import STDIN
 from ltx2_cli.runs.trust import Trust, check_trust
 
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it

@@ -8,15 +8,15 @@ from time import monotonic
 from ltx2_cli.artifacts.files import Output
 from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
 from ltx2_cli.core.bench import CLIP, perf_facts
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.core.report import Timings
 from ltx2_cli.core.run import START, load, programs, state_from_latents, traced, warm_up
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal
-from ltx2_cli.core.state import RunState, no_checkpoint
+from ltx2_cli.core.state import RunState, ignore_progress
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import LatentsFile
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
@@ -57,9 +57,9 @@ def execute_request(
             warm_up(plan, components, timings)
         else:
             goal, keep = RunGoal(product, source=None), (settings.save_run, settings.save_run_every)
-            preview = Preview(settings.preview, plan, session.report) if settings.preview else no_checkpoint
+            preview = Preview(settings.preview, plan, session.report) if settings.preview else ignore_progress
             path = run_file(plan.spec).path
-            execute(session, RunCheckpointer(path, plan, goal, timings, *keep, preview=preview), components)
+            execute(session, RunSaver(path, plan, goal, timings, *keep, preview=preview), components)
             remember_run(session, plan, product, timings)
         if session.hosts.first and settings.perf_dump:
             timings.write(settings.perf_dump, perf_facts(plan, CLIP))
@@ -74,39 +74,37 @@ def remember_run(session: Session, plan: Plan, product: Product, timings: Timing
         remember(plan, product, timings, seconds, compiled is None or compiled.compiled_fresh > 0)
 
 
-def execute(session: Session, checkpointer: RunCheckpointer, components: Components, start: RunState = START) -> None:
-    """Run the checkpointer's plan from `start` and show each finished file. Raises `InterruptedRunError` or
+def execute(session: Session, saver: RunSaver, components: Components, start: RunState = START) -> None:
+    """Run the saver's plan from `start` and show each finished file. Raises `InterruptedRunError` or
     `AbortedRunError` if the run was interrupted and can be resumed."""
     finished = list[Path]()
-    with resumable(checkpointer, finished):
-        for path, findings in run_plan(checkpointer, components, start):
+    with resumable(saver, finished):
+        for path, findings in run_plan(saver, components, start):
             session.show(path, findings)
             finished.append(path)
 
 
-def run_plan(
-    checkpointer: RunCheckpointer, components: Components, start: RunState
-) -> Iterator[tuple[Path, list[str]]]:
-    """Run the checkpointer's plan from `start`: each finished file, and the flaws of its clip."""
-    yield from write(checkpointer.plan, components, checkpointer.report, checkpointer.goal.product, start, checkpointer)
-    checkpointer.end()
+def run_plan(saver: RunSaver, components: Components, start: RunState) -> Iterator[tuple[Path, list[str]]]:
+    """Run the saver's plan from `start`: each finished file, and the flaws of its clip."""
+    yield from write(saver.plan, components, saver.report, saver.goal.product, start, saver)
+    saver.end()
 
 
 @contextmanager
-def resumable(checkpointer: RunCheckpointer, finished: Sequence[Path] = ()) -> Iterator[None]:
-    """In the body, signals stop the checkpointer's run after its step, and errors have the command that resumes it.
+def resumable(saver: RunSaver, finished: Sequence[Path] = ()) -> Iterator[None]:
+    """In the body, signals stop the saver's run after its step, and errors have the command that resumes it.
     Raises `InterruptedRunError` or `AbortedRunError` if it was interrupted and saved, or has `finished` clips."""
-    resume = f"`ltx2 resume {checkpointer.path}` goes on"
+    resume = f"`ltx2 resume {saver.path}` goes on"
     try:
-        with stop_on_signal(checkpointer.stop):
+        with stop_on_signal(saver.stop):
             yield
     except KeyboardInterrupt:
-        if not (checkpointer.kept or finished):
+        if not (saver.kept or finished):
             raise
-        hint = resume if checkpointer.kept else f"{len(finished)} of {len(checkpointer.plan.seeds)} are finished"
+        hint = resume if saver.kept else f"{len(finished)} of {len(saver.plan.seeds)} are finished"
         raise AbortedRunError("interrupted", hint) from None
     except RunError as error:
-        if isinstance(error, NotFiniteError) or not checkpointer.kept:  # the former would come again
+        if isinstance(error, NotFiniteError) or not saver.kept:  # the former would come again
             raise
         raise type(error)(str(error).split("\n"), f"{error.hint}; then {resume}") from error
 
@@ -125,10 +123,8 @@ def go_on(
     goal = RunGoal(product, source)
     session.report.note(f"time: {expected_time(plan, product)}")
     timings, first = session.measuring(), not session.shown
-    checkpointer = RunCheckpointer(
-        run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every
-    )
+    saver = RunSaver(run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every)
     history = tuple(source_history(file, spec.fps) for file in files)
-    execute(session, checkpointer, load(plan), state_from_latents([file.read() for file in files], history))
+    execute(session, saver, load(plan), state_from_latents([file.read() for file in files], history))
     if first:  # the others find jax imported
         remember_run(session, plan, product, timings)

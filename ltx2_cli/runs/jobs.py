@@ -29,9 +29,9 @@ from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import by_key, typed
 from ltx2_cli.runs.build_request import Layers, collect_layers, note_environment, sized_request
-from ltx2_cli.runs.done import check_same, is_done, owned_files
-from ltx2_cli.runs.lines import Line, job_values
-from ltx2_cli.runs.order import in_order, own_seed, shape_of
+from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files
+from ltx2_cli.runs.job_lines import Line, job_values
+from ltx2_cli.runs.job_order import in_order, own_seed, shape_of
 from ltx2_cli.runs.session import Session, system_error
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.shard import AUTO, parse_shard

@@ -16,8 +16,8 @@ from ltx2_cli.estimate.fit import in_python
 from ltx2_cli.parallel.hosts import ProcessGroup
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs import batch, resume
+from ltx2_cli.runs.job_lines import Line
 from ltx2_cli.runs.jobs import BatchSettings, Jobs, Result
-from ltx2_cli.runs.lines import Line
 from ltx2_cli.runs.make import make
 from ltx2_cli.runs.session import Session, open_session
 from ltx2_cli.runs.settings import RunSettings

@@ -10,7 +10,7 @@ from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.estimate.fit import Request
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.done import unfinished_state
+from ltx2_cli.runs.finished_clips import unfinished_state
 from ltx2_cli.runs.jobs import FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.runs.past_times import expected_times
 from ltx2_cli.runs.preflight import DryRun

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
 from ltx2_cli.core.run import load
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import SavedRun, open_saved_run
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.fit import Request
@@ -19,8 +19,8 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import merge_layers
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
 from ltx2_cli.request.spelling import option
-from ltx2_cli.runs.done import owned_files
 from ltx2_cli.runs.execute import execute
+from ltx2_cli.runs.finished_clips import owned_files
 from ltx2_cli.runs.preflight import FIXED_BY_RUN, agreed_plan
 from ltx2_cli.runs.session import Session, synchronized
 from ltx2_cli.runs.trust import check_trust
@@ -59,8 +59,8 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
     if elsewhere:
         session.report.note(f"in {kept.folder}, where it was begun")
     report, every = session.measuring(), kept.every if every is None else every
-    checkpointer = RunCheckpointer(kept.path, plan, kept.goal, report, True, every, written=0)
-    execute(session, checkpointer, load(plan), progress)
+    saver = RunSaver(kept.path, plan, kept.goal, report, True, every, written=0)
+    execute(session, saver, load(plan), progress)
     session.finish(files, {"seeds": plan.spec.seeds})
 
 

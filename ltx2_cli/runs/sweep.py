@@ -25,9 +25,9 @@ from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 from ltx2_cli.request.yaml import parse
 from ltx2_cli.runs.batch import check_image_outputs, finish, make
+from ltx2_cli.runs.job_lines import Line
+from ltx2_cli.runs.job_order import own_seed
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
-from ltx2_cli.runs.lines import Line
-from ltx2_cli.runs.order import own_seed
 from ltx2_cli.runs.session import Session
 
 EXAMPLE = "for example: --vary guidance_scale=2,3,4"

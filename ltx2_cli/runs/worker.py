@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
-from ltx2_cli.core.checkpoint import NEVER, RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, load, read_text
+from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
-from ltx2_cli.core.state import OnProgress, RunState, no_checkpoint
+from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
@@ -28,8 +28,8 @@ from ltx2_cli.plan.conditions import read_input_videos
 from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.done import check_same, is_done, owned_files, unfinished_state
 from ltx2_cli.runs.execute import resumable, run_plan
+from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files, unfinished_state
 from ltx2_cli.runs.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
 from ltx2_cli.runs.past_times import format_seconds, remember
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
@@ -205,11 +205,11 @@ class Worker:
         """Advance a run to a phase."""
         with self._failing(run.job, run):
             if run.state and self._goes_on(run):
-                checkpointer = self._checkpointer(run)
-                with resumable(checkpointer):
-                    plan = checkpointer.plan
-                    run.state = advance(plan, self._components_for(run), run.state, phase, run.timings, checkpointer)
-                self._notice_storage(checkpointer)
+                saver = self._saver(run)
+                with resumable(saver):
+                    plan = saver.plan
+                    run.state = advance(plan, self._components_for(run), run.state, phase, run.timings, saver)
+                self._notice_storage(saver)
 
     def _write(self, runs: Sequence[Run]) -> None:
         """Make the remaining latents of the runs, and their clips."""
@@ -219,15 +219,15 @@ class Worker:
                     self._write_clips(run, run.state)
 
     def _write_clips(self, run: Run, state: RunState) -> None:
-        began, job, checkpointer = monotonic(), run.job, self._checkpointer(run)
+        began, job, saver = monotonic(), run.job, self._saver(run)
         finished, flaws = list[Path](), list[str]()
-        with resumable(checkpointer, finished):
-            for path, findings in run_plan(checkpointer, self._components_for(run), state):
+        with resumable(saver, finished):
+            for path, findings in run_plan(saver, self._components_for(run), state):
                 self.session.note_flaws(path, findings)
                 finished.append(path)
                 flaws += findings
         seconds = run.seconds + monotonic() - began
-        self._notice_storage(checkpointer)
+        self._notice_storage(saver)
         self.took.append(seconds)
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
         self._remember(run)
@@ -240,9 +240,9 @@ class Worker:
             self.session.report.part("" if self.jobs.settings.piped else f"clip {self.number} of {self.total}{left}")
         return run.begun
 
-    def _notice_storage(self, checkpointer: RunCheckpointer) -> None:
+    def _notice_storage(self, saver: RunSaver) -> None:
         """Remember a full disk for a file beside the clip; the clip itself may have had room."""
-        for failure in (checkpointer.failure, self.preview and self.preview.failure):
+        for failure in (saver.failure, self.preview and self.preview.failure):
             self.full = failure if isinstance(failure, StorageError) else self.full
 
     def _remember(self, run: Run) -> None:
@@ -256,18 +256,18 @@ class Worker:
             compiled = self.session.compiled
             remember(run.plan, Product.clips, run.timings, total, compiled is None or compiled.compiled_fresh > 0)
 
-    def _checkpointer(self, run: Run) -> RunCheckpointer:
-        """The checkpointer of a run's plan with its input videos. Raises `UsageError` if these have changed."""
+    def _saver(self, run: Run) -> RunSaver:
+        """The saver of a run's plan with its input videos. Raises `UsageError` if these have changed."""
         settings, place = self.jobs.settings, run_file(run.spec).path
         plan = replace(run.plan, input_videos=read_input_videos(run.plan.spec))
         wanted, written = (True, 0.0) if run.resumed else (settings.save_run, NEVER)
         told = (place, plan, GOAL, run.timings, wanted, settings.save_run_every)
-        return RunCheckpointer(*told, written=written, preview=self._previewed(plan))
+        return RunSaver(*told, written=written, preview=self._previewed(plan))
 
     def _previewed(self, plan: Plan) -> OnProgress:
         """The preview of a plan's clip."""
         if (path := self.jobs.settings.preview) is None or not plan.spec.running.video:
-            return no_checkpoint
+            return ignore_progress
         if self.preview is None:
             self.preview = Preview(path, plan, self.session.report)
         else:

@@ -32,7 +32,7 @@ from ltx2_cli.weights.hub import Download
 from program import run_program
 
 if TYPE_CHECKING:
-    from ltx2_cli.core.checkpoint import RunCheckpointer
+    from ltx2_cli.core.run_saver import RunSaver
 
 Run = Callable[..., tuple[int, str, str]]
 FINDINGS = "error: height 500 is not a multiple of 32; nearest: --height 480 or 512\n       num_frames 20 is not 8k + 1"
@@ -598,10 +598,8 @@ def test_a_failed_run_says_how_to_resume(
 ):
     """Not where an earlier run of this name was kept and this one was not."""
 
-    def write(
-        plan: Core, components: None, report: Report, product: str, start: None, checkpointer: "RunCheckpointer"
-    ) -> NoReturn:
-        checkpointer.written = 1.0 if kept else checkpointer.written
+    def write(plan: Core, components: None, report: Report, product: str, start: None, saver: "RunSaver") -> NoReturn:
+        saver.written = 1.0 if kept else saver.written
         raise failure
 
     Path("clip.run").touch()

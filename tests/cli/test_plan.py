@@ -25,7 +25,7 @@ from ltx2_cli.estimate.cycles import LAYERS, OUTSIDE, SCHEDULE, SCOPES, XLA, Cyc
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import MeshSearch, topology
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.plan.work import Rows, TokenCounts, denoiser_flops
+from ltx2_cli.plan.step_cost import Rows, TokenCounts, denoiser_flops
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.runs.plan_page import estimate_lines, search_lines
 from program import run_program

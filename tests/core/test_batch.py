@@ -24,9 +24,9 @@ from PIL import Image
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.run import load
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
 from ltx2_cli.errors import MAKE_ROOM
@@ -237,15 +237,15 @@ def test_networks_whose_files_have_changed_are_loaded_again(
 
 
 def test_what_was_interrupted_is_gone_on_with(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = RunCheckpointer._measure
+    measure = RunSaver._measure
 
-    def stop(checkpointer: RunCheckpointer, progress: RunState) -> None:
-        measure(checkpointer, progress)
-        checkpointer.stop.requested = checkpointer.path.name == "2-3.run" and progress.step == 1
+    def stop(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
+        saver.stop.requested = saver.path.name == "2-3.run" and progress.step == 1
 
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
     with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpointer, "_measure", stop)
+        patch.setattr(RunSaver, "_measure", stop)
         code, results, err = batch(lines, "--save-run")
     assert (code, [result["line"] for result in results]) == (130, [1])
     assert err.endswith("stopped after step 1 of 2 of stage 1\nhint: the same command goes on; jobs that are done: 1\n")
@@ -372,16 +372,16 @@ def test_a_full_disk_ends_the_batch(batch: Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_disappears_fails_its_job(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = RunCheckpointer._measure
+    measure = RunSaver._measure
 
-    def remove(checkpointer: RunCheckpointer, progress: RunState) -> None:
-        measure(checkpointer, progress)
+    def remove(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
         if progress.step == 1:
             shutil.rmtree("there", ignore_errors=True)
 
     lines = [{"prompt": "rain", "seed": 3, "output": "there/rain.mp4"}, {"prompt": "snow", "seed": 3}]
     with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpointer, "_measure", remove)
+        patch.setattr(RunSaver, "_measure", remove)
         code, results, _ = batch(lines)
     assert (code, [result["status"] for result in results]) == (5, ["failed", "done"])
     assert results[0]["error"] == "cannot write there/rain.mp4: No such file or directory"

@@ -25,7 +25,7 @@ from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.yaml import parse
-from ltx2_cli.runs.done import differences
+from ltx2_cli.runs.finished_clips import differences
 from ltx2_cli.weights.digests import digests, quick_digest
 from model_versions import LTX2, LTX2_3, random_folder
 from program import run_program

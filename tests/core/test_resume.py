@@ -26,9 +26,9 @@ from ltx2_cli import resolve
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.core import provenance
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import ENTRIES, RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
@@ -188,7 +188,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)
         kept = open_saved_run(place / "c-s3.run")
-        told = RunCheckpointer(kept.path, plan, kept.goal, Report(), True, 0)
+        told = RunSaver(kept.path, plan, kept.goal, Report(), True, 0)
         for _ in write(plan, components, Report(), kept.goal.product, kept.progress(plan), told):
             pass
         told.end()
@@ -259,16 +259,16 @@ def test_a_stop_request_ends_a_run_after_its_step(
     """The signal comes while the run is told of a step."""
     monkeypatch.chdir(place)
     empty(place)
-    measure = RunCheckpointer._measure
+    measure = RunSaver._measure
 
-    def interrupted(checkpointer: RunCheckpointer, progress: RunState) -> None:
-        measure(checkpointer, progress)
+    def interrupted(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
         if (progress.phase, progress.batch, progress.step) == (2, 1, 1):
             os.kill(os.getpid(), number)
-            while not checkpointer.stop.requested:
+            while not saver.stop.requested:
                 pass  # a thread hears the signal
 
-    monkeypatch.setattr(RunCheckpointer, "_measure", interrupted)
+    monkeypatch.setattr(RunSaver, "_measure", interrupted)
     assert run_program(monkeypatch, *asked) == 130
     said = capsys.readouterr()
     assert said.out == "c-s3.mp4\n"  # its seed was done
@@ -281,7 +281,7 @@ def test_a_stop_request_ends_a_run_after_its_step(
     assert capsys.readouterr().out.startswith("unfinished run")
     assert run_program(monkeypatch, *asked) == 2
     assert "c-s3.run is an unfinished run" in capsys.readouterr().err
-    monkeypatch.setattr(RunCheckpointer, "_measure", measure)
+    monkeypatch.setattr(RunSaver, "_measure", measure)
     monkeypatch.chdir(place.parent)
     assert run_program(monkeypatch, "resume", str(place / "c-s3.run")) == 0
     assert capsys.readouterr().out == "c-s4.mp4\n"
@@ -417,8 +417,8 @@ def test_short_runs_are_kept_only_on_request(
     plan = plan_of(checkpoint, ALL_ON, 3, output=str(tmp_path / "c.mp4"))
     seconds, written = iter([0.0, 10.0, 30.1, 30.1]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(RunCheckpointer, "_write", lambda checkpointer, progress: written.append(progress.step))
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 0)
+    monkeypatch.setattr(RunSaver, "_write", lambda saver, progress: written.append(progress.step))
+    kept = RunSaver(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 0)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(3):  # of 3, at 10 and 20.1 s each
         kept(RunState(step=step, current=current))
@@ -434,10 +434,10 @@ def test_an_announced_stop_happens_whatever_the_estimate(
     seconds, written = iter([0.0, *3 * [30.0], *2 * [30.1]]), list[int]()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(
-        "ltx2_cli.core.checkpoint.write_tensors",
+        "ltx2_cli.core.run_saver.write_tensors",
         lambda path, tensors, metadata: written.append(json.loads(metadata["place"])[2]),
     )
-    kept = RunCheckpointer(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 100)
+    kept = RunSaver(tmp_path / "c.run", plan, RunGoal(Product.clips, None), Report(), None, 100)
     current = Streams(np.zeros(1), np.zeros(1))
     for step in range(2):
         kept(RunState(step=step, current=current))

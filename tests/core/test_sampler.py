@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core.checkpoint import RunCheckpointer
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.state import RunState
 from program import run_program
@@ -54,17 +54,17 @@ def test_ancestral_noise_is_of_the_video_alone(
     other = make("other", "--eta", "0.5")
     assert not compilations
     asked[asked.index("--seed") + 1] = "4"
-    measure = RunCheckpointer._measure
+    measure = RunSaver._measure
 
-    def stop(checkpointer: RunCheckpointer, progress: RunState) -> None:
-        measure(checkpointer, progress)
+    def stop(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
         if (progress.phase, progress.step) == (0, 1):
             os.kill(os.getpid(), signal.SIGTERM)
-            while not checkpointer.stop.requested:
+            while not saver.stop.requested:
                 pass  # a thread hears the signal
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpointer, "_measure", stop)
+        patch.setattr(RunSaver, "_measure", stop)
         make("stopped", "--save-run", "--save-run-every", "0", code=130)
     assert "stopped after step 1 of 3 of stage 1" in capsys.readouterr().err
     assert run_program(monkeypatch, "resume", "stopped.run") == 0

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum, write_tensors
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import load
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal, SavedRun, open_saved_run
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
@@ -57,7 +57,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tu
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         kept = replace(plan, spec=replace(plan.spec, output="again.mp4", save_latents=None))
-        RunCheckpointer(folder / "again.run", kept, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
+        RunSaver(folder / "again.run", kept, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
     return folder, kept
 
 
@@ -151,7 +151,7 @@ def test_paths_outside_of_the_folder_of_a_run_must_be_typed(latents: str, tmp_pa
 def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:
     plan = made[1]
     for name in ("again.mp4", "again.yaml"):
-        RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
+        RunSaver(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
         (tmp_path / name).write_text("PRECIOUS")
         code, out, err = ltx2("resume", tmp_path / "again.run")
         assert (code, out) == (2, "")
@@ -170,7 +170,7 @@ def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path
     assert ltx2("resume", tmp_path / "again.run")[:2] == (0, f"{tmp_path / 'again.mp4'}\n")
     assert not (tmp_path / "again.run").exists()
     clip = (tmp_path / "again.mp4").read_bytes()
-    RunCheckpointer(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
+    RunSaver(tmp_path / "again.run", plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState())
     code, _, err = ltx2("resume", tmp_path / "again.run")
     assert code == 0, err  # it is its own clip
     assert (tmp_path / "again.mp4").read_bytes() == clip
@@ -226,7 +226,7 @@ def begun(made: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> 
     _, channels, frames, mels = plan.latent_shapes.audio
     current = Streams(video, np.zeros((1, frames, channels * mels), np.float32))
     path = tmp_path_factory.mktemp("begun") / "again.run"
-    RunCheckpointer(path, plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState(current=current))
+    RunSaver(path, plan, RunGoal(Product.clips, None), Report(), True, 0)(RunState(current=current))
     return path, plan
 
 

@@ -25,7 +25,7 @@ from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.work import step_of
+from ltx2_cli.plan.step_cost import step_of
 from ltx2_cli.request.spec import NO_GUIDANCE, Streams
 from ltx2_cli.weights.declare import declared
 from models.test_spectrogram import defined

@@ -13,10 +13,10 @@ import pytest
 from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core import denoise
-from ltx2_cli.core.checkpoint import RunCheckpointer
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Advance, Report
 from ltx2_cli.core.run import load
+from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import RunState
 from ltx2_cli.errors import AbortedRunError, InterruptedRunError
@@ -67,8 +67,8 @@ class Moments(Report):
         self.moment(in_step=True)
 
 
-class Told(RunCheckpointer):
-    """A checkpointer that is a moment itself."""
+class Told(RunSaver):
+    """A saver that is a moment itself."""
 
     def __call__(self, progress: RunState) -> None:
         self.report.moment()
@@ -81,19 +81,19 @@ def ready(checkpoint: Checkpoint) -> tuple[Plan, Components]:
     return plan, load(plan)
 
 
-def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, RunCheckpointer, str]:
+def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, RunSaver, str]:
     """The run, asked to stop at this moment; what is said of its end, if it did not come to its own."""
     plan, components = ready
     report = Moments(moment)
     plan = replace(plan, spec=replace(plan.spec, output="clip.mp4"))
     session = Session(ProcessGroup(), report, in_python, ExitStack())
-    checkpointer = Told(Path("clip.run"), plan, RunGoal(Product.clips, None), report, wanted, 1e6, report.stop)
+    saver = Told(Path("clip.run"), plan, RunGoal(Product.clips, None), report, wanted, 1e6, report.stop)
     try:
         with handle_signals():
-            execute(session, checkpointer, components)
+            execute(session, saver, components)
     except ENDS as end:
-        return report, checkpointer, str(end) or "interrupted"
-    return report, checkpointer, ""
+        return report, saver, str(end) or "interrupted"
+    return report, saver, ""
 
 
 @pytest.mark.slow
@@ -109,15 +109,15 @@ def test_a_run_stops_at_any_of_forty_moments(
     for moment in range(1, moments + 1, 1 if wanted else 3):
         for file in tmp_path.iterdir():
             file.unlink()
-        report, checkpointer, end = stopped(ready, moment, wanted)
+        report, saver, end = stopped(ready, moment, wanted)
         if not report.at:
             continue  # the run that was counted waited for one more
         assert time.monotonic() - report.at < 1  # a step takes milliseconds
         assert report.steps_after <= 1
         assert end.startswith(("stopped",) if report.in_step else ("stopped", "interrupted"))
-        assert checkpointer.path.exists() == checkpointer.kept
-        assert checkpointer.kept <= bool(wanted)
-        ends.append((end.split(" ")[0], checkpointer.kept))
+        assert saver.path.exists() == saver.kept
+        assert saver.kept <= bool(wanted)
+        ends.append((end.split(" ")[0], saver.kept))
     assert len(ends) >= (MOMENTS if wanted else MOMENTS // 3)
     assert set(ends) == {("stopped", bool(wanted)), ("interrupted", False), *([("interrupted", True)] * bool(wanted))}
 

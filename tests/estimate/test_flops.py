@@ -27,7 +27,7 @@ from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.work import Rows, Step, TokenCounts, denoiser_flops
+from ltx2_cli.plan.step_cost import Rows, Step, TokenCounts, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 

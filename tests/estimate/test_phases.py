@@ -31,7 +31,7 @@ from ltx2_cli.estimate.phases import (
 )
 from ltx2_cli.plan.resolve import Plan, plan_offline, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
-from ltx2_cli.plan.work import step_of
+from ltx2_cli.plan.step_cost import step_of
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.load import CHUNK_BYTES

@@ -14,8 +14,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
 from ltx2_cli.request.yaml import MAX_TEXT
-from ltx2_cli.runs.lines import Line, job_values, read_lines
-from ltx2_cli.runs.order import in_order, own_seed, shape_of
+from ltx2_cli.runs.job_lines import Line, job_values, read_lines
+from ltx2_cli.runs.job_order import in_order, own_seed, shape_of
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:

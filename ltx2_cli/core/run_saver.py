@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished run, and its stop."""
+"""Save an unfinished run: now and then, and where it stops."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from ltx2_cli.core.saved_run import (
 from ltx2_cli.core.state import (
     OnProgress,
     RunState,
-    no_checkpoint,
+    ignore_progress,
 )
 from ltx2_cli.errors import InterruptedRunError, RunError
 from ltx2_cli.interrupts import StopRequest
@@ -38,7 +38,7 @@ NEVER = -np.inf
 
 
 @dataclass
-class RunCheckpointer:
+class RunSaver:
     """Saves the state of a run at an interval in seconds, after each phase, and before the run stops. Several hosts
     call it at the same moments and decide alike; the first writes."""
 
@@ -52,7 +52,7 @@ class RunCheckpointer:
     estimate: float = 0.0  # seconds of all steps
     written: float = NEVER  # when, by the monotonic clock
     last: tuple[RunState, float] = (RunState(), 0.0)
-    preview: OnProgress = no_checkpoint  # called if the run continues
+    preview: OnProgress = ignore_progress  # called if the run continues
     failure: RunError | None = None  # why the state could not be saved
 
     @property

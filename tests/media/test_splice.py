@@ -9,9 +9,9 @@ import pytest
 
 from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.clip import Media, Original
-from ltx2_cli.media.joining import FADE, joined
 from ltx2_cli.media.packets import _leading, write_clip
 from ltx2_cli.media.probe import open_video
+from ltx2_cli.media.splice import FADE, joined
 from ltx2_cli.media.videos import read_whole_video
 from ltx2_cli.media.write import write_mp4
 from media.test_videos import ffmpeg, write_lossless

@@ -10,7 +10,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, decodes_beside, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
-from ltx2_cli.plan.work import step_of, text_bytes
+from ltx2_cli.plan.step_cost import step_of, text_bytes
 from ltx2_cli.request.profiles import read_spec
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)

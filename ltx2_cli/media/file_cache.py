@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Sized)
 
 
 @dataclass
-class Recent(Generic[T]):
+class FileCache(Generic[T]):
     """Cache of the latest values read from files, within a number of bytes. Values of a changed file are read again."""
 
     most: int
