@@ -5,7 +5,7 @@ from typing import NamedTuple
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-class Range(NamedTuple):
+class Seconds(NamedTuple):
     """Seconds between two bounds."""
 
     low: float

@@ -47,7 +47,7 @@ from ltx2_cli.runs.build_request import Layers
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.latents import latents_request
 from ltx2_cli.runs.replay import find_source, read_clip
-from ltx2_cli.runs.resume import places
+from ltx2_cli.runs.resume import moved_outputs
 from ltx2_cli.runs.session import system_error
 from program import run_program
 
@@ -225,7 +225,7 @@ def readings(plan: Plan) -> dict[str, Callable[[Path], object]]:
 
     def run(path: Path) -> None:
         kept = open_saved_run(path)
-        places(kept.spec({}), kept, {})
+        moved_outputs(kept.spec({}), kept, {})
         list(environment_changes(read_provenance(kept.request.values, str(path)), plan))
         kept.progress(plan)
 

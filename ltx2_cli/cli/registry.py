@@ -14,7 +14,7 @@ from ltx2_cli.request.spelling import NAMES, PARTS, Spelling
 MAKE, CONTINUE, INSPECT, SET_UP = "Make", "Edit and continue", "Inspect and plan", "Set up and measure"
 COMMAND_PANELS = (MAKE, CONTINUE, INSPECT, SET_UP)  # in their order in `ltx2 --help`
 GROUPS = {"bench": "Measure steps on this machine.", "config": "Print and check settings."}
-FIRST = "generate"  # of its panel; the others follow by name
+FIRST_COMMAND = "generate"  # of its panel; the others follow by name
 T = TypeVar("T", bound=type)
 
 
@@ -68,7 +68,9 @@ def command(name: str, panel: str) -> Callable[[T], T]:
 
 def in_order() -> list[Command]:
     """All commands in the order of `ltx2 --help`."""
-    return sorted(COMMANDS.values(), key=lambda one: (COMMAND_PANELS.index(one.panel), one.name != FIRST, one.name))
+    return sorted(
+        COMMANDS.values(), key=lambda one: (COMMAND_PANELS.index(one.panel), one.name != FIRST_COMMAND, one.name)
+    )
 
 
 def parameters(options: type) -> dict[str, Parameter]:
@@ -77,15 +79,15 @@ def parameters(options: type) -> dict[str, Parameter]:
     found = dict[str, Parameter]()
     for name, kind in ((name, kind) for part in options.__mro__ for name, kind in get_annotations(part).items()):
         if name not in found:
-            info, default = declared(kind), getattr(options, name, Parameter.empty)
+            info, default = option_of(kind), getattr(options, name, Parameter.empty)
             info.metavar = info.metavar or METAVARS.get(get_args(kind)[0])
             if isinstance(info, OptionInfo) and get_args(kind)[0] is bool and not info.param_decls:
                 info.param_decls = (long_name(name),)
             found[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-    return dict(sorted(found.items(), key=lambda item: PANELS.index(declared(item[1].annotation).rich_help_panel)))
+    return dict(sorted(found.items(), key=lambda item: PANELS.index(option_of(item[1].annotation).rich_help_panel)))
 
 
-def declared(kind: Any) -> Any:
+def option_of(kind: Any) -> Any:
     """The option or argument in an `Annotated` type."""
     return get_args(kind)[1]
 
@@ -99,7 +101,7 @@ def spelling_of(options: type[Options]) -> Spelling:
     """How messages spell values for a command with these options."""
     fields = parameters(options)
     flags = {
-        key: min(declared(fields[name].annotation).param_decls or [long_name(name)], key=len)
+        key: min(option_of(fields[name].annotation).param_decls or [long_name(name)], key=len)
         for name, key in (NAMES | PARTS).items()
         if name in fields
     }

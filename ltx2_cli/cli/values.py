@@ -13,6 +13,7 @@ from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, of_condition
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.runs.build_request import Layers, config_page
+from ltx2_cli.runs.job_lines import STDIN
 from ltx2_cli.runs.jobs import BatchSettings
 from ltx2_cli.runs.settings import RunSettings
 
@@ -25,7 +26,6 @@ CONDITIONS = {  # by their kind
 }
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 WEIGHTS = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
-STDIN = "-"  # in place of a prompt
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:

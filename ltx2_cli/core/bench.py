@@ -27,7 +27,7 @@ from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize
 from ltx2_cli.weights.tensors import MatrixType
 
 STEPS = "steps of the denoiser, random weights"
-CLIP = "a run, weights loaded"
+WARM_RUN = "a run, weights loaded"
 SCALE = 0.03  # of random weights
 TURNS = (12.9898, 78.233, 37.719, 4.5813, 93.989)  # radians between two neighbours along each axis
 

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ltx2_cli.core.diagnose import DECODE, check_finite, memory_for
+from ltx2_cli.core.diagnose import check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.report import DECODE as DECODING
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.clip import Media
@@ -24,7 +23,7 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_frames
+from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_tiled
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams
 
@@ -46,7 +45,7 @@ def decode(
         }
         for first in range(0, videos, at_once):
             rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-            with report.stage(DECODING):
+            with report.stage(DECODE):
                 frames, waveforms = _decode_rows(plan, latents, rows, networks)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
@@ -125,7 +124,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[ja
     """Latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3]."""
 
     def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-        levels, finite = decode_frames(vae, latents, decoding.tiles)
+        levels, finite = decode_tiled(vae, latents, decoding.tiles)
         return levels, finite.reshape(1, 1, 1)
 
     where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.core.diagnose import DENOISE, memory_for
+from ltx2_cli.core.diagnose import memory_for
 from ltx2_cli.core.networks import Components
-from ltx2_cli.core.not_finite import check_stage, locate
-from ltx2_cli.core.report import Advance, Report
+from ltx2_cli.core.not_finite import check_stage, locate_not_finite
+from ltx2_cli.core.report import DENOISE, Advance, Report
 from ltx2_cli.core.stage_programs import StageRun
 from ltx2_cli.core.state import OnProgress, RunState, later_steps
 from ltx2_cli.diffusion.conditions import initial_latents
@@ -64,7 +64,7 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
         latents = Streams(video[:, : run.phase.stage.geometry.grid_tokens], audio)
     except NotFiniteError:
-        locate(run, state.batch, state.step, _initial_latents(run, state, source), report)
+        locate_not_finite(run, state.batch, state.step, _initial_latents(run, state, source), report)
         raise
     if source and run.phase.stage.keep_audio:
         latents = latents._replace(audio=source.audio)

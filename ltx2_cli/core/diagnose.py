@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import DType
 from ltx2_cli.request.spelling import option, typed
 
-ENCODE, CONNECT, UPSAMPLE, DENOISE, DECODE = "encode the text", "connect the text", "upsample", "denoise", "decode"
+ENCODE_TEXT, CONNECT_TEXT, UPSAMPLE = "encode the text", "connect the text", "upsample"
 CONDITION, CONDITION_AUDIO = "encode the input video", "encode the input audio"
 LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
@@ -39,15 +40,15 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
-    if (activity == ENCODE or text_encoder) and plan.text_encoder_dtype is DType.float32:
+    if (activity == ENCODE_TEXT or text_encoder) and plan.text_encoder_dtype is DType.float32:
         yield typed("text_encoder_dtype", "bfloat16")
-    if activity == ENCODE and plan.prompts_at_once > 1:
+    if activity == ENCODE_TEXT and plan.prompts_at_once > 1:
         yield typed("sharding.use_batched_text_encoder", False)
     if plan.keep_resident and not text_encoder:
         yield typed("keep_resident", False)
     if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
         yield typed("dtype", "bfloat16")
-    if activity in (ENCODE, CONNECT) and plan.text_tokens > SHORT_TEXT:
+    if activity in (ENCODE_TEXT, CONNECT_TEXT) and plan.text_tokens > SHORT_TEXT:
         yield typed("max_sequence_length", SHORT_TEXT)
     if activity in (CONDITION, CONDITION_AUDIO, UPSAMPLE, DENOISE):
         if plan.batch_size > 1:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ltx2_cli.core.diagnose import CONNECT, ENCODE, memory_for
+from ltx2_cli.core.diagnose import CONNECT_TEXT, ENCODE_TEXT, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
@@ -81,7 +81,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
     where, size = text_sharding(plan, 2), plan.prompts_at_once
     run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
     batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
-    with memory_for(ENCODE, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
+    with memory_for(ENCODE_TEXT, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
         arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], text_sharding(plan, 1))
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
@@ -91,7 +91,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
 def _contexts(
     name: str, tokens: Tokens, states: list[jax.Array], plan: Plan, components: Components, report: Report
 ) -> Streams[jax.Array]:
-    with memory_for(CONNECT, plan), components.use(name, report) as connectors, report.stage("connect text"):
+    with memory_for(CONNECT_TEXT, plan), components.use(name, report) as connectors, report.stage("connect text"):
         mask = to_devices(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connector_program(plan, name)(connectors, states, mask)
         _check_finite([finite], "text connectors", plan.dtype)

@@ -49,7 +49,7 @@ def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int,
             raise NotFiniteError(f"the {name} latents of stage {phase.number + 1} {after}", lower + in_float32(plan))
 
 
-def locate(run: StageRun, batch: int, start: int, latents: Streams[Any], report: Report) -> None:
+def locate_not_finite(run: StageRun, batch: int, start: int, latents: Streams[Any], report: Report) -> None:
     """Raise the `NotFiniteError` that names the first step of a batch from `start` whose latents are not finite, and
     the first such part in it, as far as that can be found. The steps run again one at a time, by the same program: an
     ordinary run keeps and compiles nothing for this."""

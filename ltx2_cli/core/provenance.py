@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ltx2_cli.diffusion.latents import STAGES, LatentsFile, from_tokens
+from ltx2_cli.diffusion.latents import LatentsFile, from_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import PROVENANCE
@@ -41,7 +41,6 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
 
 UNFINISHED = "goal"  # a metadata entry that only saved runs have
 PACKAGES = ("ltx2", "jax", "jaxlib")
-FIRST, UPSAMPLED, FINAL = STAGES
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
         yield from finished_clips(plan, all_latents(state), components, report)
 
 
-def read_text(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
+def with_contexts(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
     """The state `start` with the contexts of the text, on the host."""
     if not (names := missing_contexts(plan, start)):
         return start

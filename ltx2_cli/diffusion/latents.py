@@ -29,7 +29,7 @@ SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
 STEPS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
 MIN_NOISE_STD = 0.1  # that of noise is 1
-STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
+FIRST, UPSAMPLED, FINAL = STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
 LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
 DIGITS, DECIMAL = re.compile("[0-9]{1,9}"), re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?")
 PUBLISHED_COMPRESSION = VAECompression(frames=8, pixels=32, audio_rate=25.0)

@@ -19,7 +19,10 @@ from ltx2_cli.plan.step_cost import matrices, step_of
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights
 
-UPSAMPLED = ("post_upsample", "final_conv")  # how the names of an upsampler's weights behind the upsampling begin
+AFTER_UPSAMPLING = (
+    "post_upsample",
+    "final_conv",
+)  # begin the names of weights behind the upsampling
 
 
 def kernel_elements(module: nnx.Module) -> int:
@@ -123,7 +126,7 @@ def _flops_of_all(plan: Plan, phase: str) -> int:
         case _:  # upsample: convolutions on small latents up to where it upsamples, from there on large ones
             small, large = math.prod(plan.stages[0].shapes.video[2:]), math.prod(plan.latent_shapes.video[2:])
             kernels = [weight for weight in weights(plan.network("upsampler")) if len(weight.axes) > 3]
-            later = [kernel for kernel in kernels if kernel.source.startswith(UPSAMPLED)]
+            later = [kernel for kernel in kernels if kernel.source.startswith(AFTER_UPSAMPLING)]
             return plan.batch_size * 2 * (small * _elements(kernels) + (large - small) * _elements(later))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.encode import text_sharding
 from ltx2_cli.core.networks import placement
+from ltx2_cli.core.run import START
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
@@ -34,7 +35,6 @@ PHASES = {
     DECODE: ("vae", "audio_vae", "vocoder"),
 }
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
-START = RunState()
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation

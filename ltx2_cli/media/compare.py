@@ -6,7 +6,7 @@ from pathlib import Path
 from ltx2_cli.media.ffmpeg import described, read_facts, untrusted_input
 from ltx2_cli.media.probe import VideoFile, open_video
 
-STREAMS = {"v": "video", "a": "audio"}
+STREAM_NAMES = {"v": "video", "a": "audio"}
 # by stream: what ffmpeg computes, the name it is printed under, and its unit
 MEASURES = {
     "v": (("psnr", r"PSNR .*average:(\S+)", "PSNR {:.2f} dB"), ("ssim", r"SSIM .*All:(\S+)", "SSIM {:.4f}")),
@@ -19,7 +19,7 @@ def video_differences(first: Path, second: Path) -> dict[str, str]:
     Raises `UsageError` for a damaged file."""
     printed = [read_facts(path, "-map", "0", "-c", "copy", "-f", "streamhash", "-")[0] for path in (first, second)]
     hashes = [dict(re.findall(r"^\d+,([va]),(\S+)$", text, re.MULTILINE)) for text in printed]
-    different = [kind for kind in STREAMS if hashes[0].get(kind) != hashes[1].get(kind)]
+    different = [kind for kind in STREAM_NAMES if hashes[0].get(kind) != hashes[1].get(kind)]
     files = [open_video(path) for path in (first, second)] if different else []
     sizes = {kind: [_size(kind, file) for file in files] for kind in different}
     alike = [kind for kind, (size, other) in sizes.items() if size == other]
@@ -30,7 +30,7 @@ def video_differences(first: Path, second: Path) -> dict[str, str]:
         else ""
     )
     return {
-        STREAMS[kind]: _measured(kind, log) if kind in alike else f"{other}, not {size}"
+        STREAM_NAMES[kind]: _measured(kind, log) if kind in alike else f"{other}, not {size}"
         for kind, (size, other) in sizes.items()
     }
 

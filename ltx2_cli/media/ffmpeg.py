@@ -70,13 +70,13 @@ def read_output(
 def read_facts(path: Path, *options: str, descriptors: Collection[int] = ()) -> tuple[str, str]:
     """ffmpeg's facts on a file, and its log. Raises `UsageError` with its first error."""
     arguments = [*untrusted_input(path), *options]
-    output, log, code = read_output(arguments, partial(read_text, path), descriptors)
+    output, log, code = read_output(arguments, partial(read_printed, path), descriptors)
     if code or errors_in(log):
         raise unreadable(path, errors_in(log), code)
     return output, log
 
 
-def read_text(path: Path, stream: IO[bytes]) -> str:
+def read_printed(path: Path, stream: IO[bytes]) -> str:
     """The text in a stream, which is of this file. Raises `UsageError` for a long one."""
     output = stream.read(MAX_OUTPUT + 1)
     if len(output) > MAX_OUTPUT:

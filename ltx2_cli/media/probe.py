@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.ffmpeg import RETRY, read_facts, read_text
+from ltx2_cli.media.ffmpeg import RETRY, read_facts, read_printed
 from ltx2_cli.media.file_cache import FileCache
 
 READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
@@ -100,7 +100,7 @@ def _open(path: Path) -> VideoFile:
         copied = ["-map", "0:v:0?", "-map", "0:a:0?", "-c", "copy", "-f", "framecrc", "-"]
         printed, log = read_facts(path, *about, *copied, descriptors=[file.fileno()])
         file.seek(0)
-        stated = ENTRY.findall(read_text(path, file))
+        stated = ENTRY.findall(read_printed(path, file))
     pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in stated]
     metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
     facts = dict(re.findall(r"^#(\w+ \d): +(.*)$", printed, re.MULTILINE))

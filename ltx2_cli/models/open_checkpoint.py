@@ -26,7 +26,7 @@ TEXT_HINT = "name the Gemma-3 that the model was trained with, a FOLDER or REPO,
 CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))
-INPUT = "model.diffusion_model.patchify_proj.weight"  # a tensor of every denoiser
+DENOISER_TENSOR = "model.diffusion_model.patchify_proj.weight"  # a tensor of every denoiser
 # tensors of other networks
 NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*(_embeddings_connector|text_embedding_projection)\.")
 MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
@@ -175,8 +175,8 @@ def open_denoiser(path: Path, arch: TransformerArch) -> TensorFiles:
     declares. Raises `UsageError` if they are of another denoiser."""
     file = TensorFiles(path)
     names = _full_names(file)
-    if INPUT not in names:
-        raise UsageError(f"{path} holds no denoiser of LTX-2: no tensor {INPUT}", "name another file")
+    if DENOISER_TENSOR not in names:
+        raise UsageError(f"{path} holds no denoiser of LTX-2: no tensor {DENOISER_TENSOR}", "name another file")
     if (version := LTX2_3 if MODULATION in names else LTX2) != arch.model_version:
         sentence = f"{path} holds the denoiser of {version}, the model is {arch.model_version}"
         raise UsageError(sentence, f"name a model of the same version: {typed('model', version)}")
@@ -194,7 +194,7 @@ def open_denoiser(path: Path, arch: TransformerArch) -> TensorFiles:
 def lone_denoiser(file: TensorFiles) -> str | None:
     """The version of the denoiser that a file holds without the video autoencoder; None for another file."""
     names = _full_names(file)
-    if INPUT not in names or any(name.startswith(RENAMINGS["vae"].prefix) for name in file):
+    if DENOISER_TENSOR not in names or any(name.startswith(RENAMINGS["vae"].prefix) for name in file):
         return None
     return LTX2_3 if MODULATION in names else LTX2
 

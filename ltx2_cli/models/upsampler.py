@@ -35,7 +35,7 @@ RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor o
 
 HINT = "download the upsampler again, or name another FILE, FOLDER or REPO"
 SUFFIX = ".safetensors"
-FIRST = "initial_conv.weight"
+INPUT_CONV = "initial_conv.weight"
 BLOCK = re.compile(r"(?:post_upsample_)?res_blocks\.(\d+)\..*")
 # keys of the single files' configs that diffusers' call otherwise
 NATIVE_KEYS = {"spatial_scale": "rational_spatial_scale", "rational_resampler": "use_rational_resampler"}
@@ -245,9 +245,9 @@ def _described(files: TensorFiles, config: Config, where: Path, vae: VideoVAEArc
 
 def _by_tensors(files: TensorFiles, where: Path) -> Config:
     """The config that belongs to these tensors."""
-    first = files.get(FIRST)
+    first = files.get(INPUT_CONV)
     if first is None or len(first.shape) != 5:
-        raise UsageError(f"{where} is no latent upsampler: it has no `{FIRST}` of five dimensions", HINT)
+        raise UsageError(f"{where} is no latent upsampler: it has no `{INPUT_CONV}` of five dimensions", HINT)
     mid_channels, in_channels = first.shape[:2]
     for (name, rank, factor), kind in KINDS.items():
         if name in files and len(files[name].shape) == rank and files[name].shape[0] == factor * mid_channels:

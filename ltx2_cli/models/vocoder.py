@@ -260,7 +260,7 @@ def mono_hops(wave: jax.Array, hop: int) -> jax.Array:
     return wave.swapaxes(1, 2).reshape(batch * channels, samples // hop, hop)
 
 
-def resample(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
+def upsample_wave(wave: jax.Array, hop: int, ratio: int) -> jax.Array:
     """wave [batch, samples, channels], whole hops, at `ratio` times its rate: y[n] = Σ_m x[m] · r · sinc(r · (n / ratio
     − m)) under a Hann window, r for `ROLLOFF`. x is padded by its first and last sample."""
     batch, samples, channels = wave.shape
@@ -318,7 +318,7 @@ class VocoderWithBWE(nnx.Module):
         samples = wave.shape[1]
         wave = jnp.pad(wave, ((0, 0), (0, -samples % self.hop), (0, 0)))
         missing = self.bwe(self.log_mel(wave))
-        return jnp.clip(missing + resample(wave, self.hop, self.ratio), -1, 1)[:, : samples * self.ratio]
+        return jnp.clip(missing + upsample_wave(wave, self.hop, self.ratio), -1, 1)[:, : samples * self.ratio]
 
 
 def build_vocoder(scope: Scope, arch: VocoderArch, clamp: bool = True) -> Vocoder | VocoderWithBWE:

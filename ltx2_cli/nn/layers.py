@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import active, device
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
-from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate
+from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate_groups
 
 SINUSOID_WIDTH = 256
 Padding = tuple[tuple[int, int], ...]  # elements added before and after each axis
@@ -69,9 +69,9 @@ def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
             total = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
             y = _product(x.values, matrix.values, total)
             return (y * x.scale[..., None] * matrix.scale).astype(dtype)
-        return (_product(rotate(x, matrix.group_size), matrix.values.astype(dtype)) * matrix.scale).astype(dtype)
+        return (_product(rotate_groups(x, matrix.group_size), matrix.values.astype(dtype)) * matrix.scale).astype(dtype)
     if isinstance(x, QuantizedMatrix):
-        y = _product(x.values.astype(dtype), rotate(matrix, x.group_size))
+        y = _product(x.values.astype(dtype), rotate_groups(matrix, x.group_size))
         return (y * x.scale[..., None]).astype(dtype)
     return _product(x, matrix)
 

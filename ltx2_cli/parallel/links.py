@@ -18,16 +18,16 @@ from ltx2_cli.chips import Chip, chip
 from ltx2_cli.parallel.devices import slice_index
 
 Groups = Sequence[Sequence[jax.Device]]
-Place = tuple[int, ...]  # coordinates of a chip, then the number of the device on it
-Message = tuple[Place, Place, float]  # from, to, bytes
-Link = tuple[int, int, Place]  # axis, step along it, start
+Coordinates = tuple[int, ...]  # coordinates of a chip, then the number of the device on it
+Message = tuple[Coordinates, Coordinates, float]  # from, to, bytes
+Link = tuple[int, int, Coordinates]  # axis, step along it, start
 ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
 
 
 class Grid(NamedTuple):
     """The chips of a slice."""
 
-    sizes: Place  # along each axis, and last the devices of a chip
+    sizes: Coordinates  # along each axis, and last the devices of a chip
     chip: Chip
 
     @property
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
                 busy[link] += size * part / (self.chip.die_bandwidth if on_chip else self.chip.link_bandwidth)
         return max(busy.values(), default=0.0)
 
-    def route(self, source: Place, target: Place) -> Iterator[tuple[Link, float]]:
+    def route(self, source: Coordinates, target: Coordinates) -> Iterator[tuple[Link, float]]:
         """The links between two devices, axis by axis, the shorter way around, each with the part of a message that it
         carries: half where both ways are equally long."""
         for axis, size in enumerate(self.sizes):
@@ -77,7 +77,7 @@ def seconds_per_byte(kind: str, groups: Groups) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _on_grid(kind: str, groups: tuple[tuple[Place, ...], ...], chip: Chip) -> float:
+def _on_grid(kind: str, groups: tuple[tuple[Coordinates, ...], ...], chip: Chip) -> float:
     lowest, highest = ([bound(along) for along in zip(*chain(*groups), strict=True)] for bound in (min, max))
     grid = Grid(tuple(high - low + 1 for low, high in zip(lowest, highest, strict=True)), chip)
     groups = tuple(tuple(_minus(place, lowest) for place in group) for group in groups)
@@ -88,11 +88,11 @@ def _on_grid(kind: str, groups: tuple[tuple[Place, ...], ...], chip: Chip) -> fl
     return _rings(grid, groups)
 
 
-def _minus(place: Place, lowest: Sequence[int]) -> Place:
+def _minus(place: Coordinates, lowest: Sequence[int]) -> Coordinates:
     return tuple(x - low for x, low in zip(place, lowest, strict=True))
 
 
-def _rings(grid: Grid, groups: tuple[tuple[Place, ...], ...]) -> float:
+def _rings(grid: Grid, groups: tuple[tuple[Coordinates, ...], ...]) -> float:
     """The time of rings in both directions, along all axes of a group at once where its devices form a grid."""
     group = groups[0]
     distinct = [len(set(along)) for along in zip(*group, strict=True)]
@@ -100,7 +100,7 @@ def _rings(grid: Grid, groups: tuple[tuple[Place, ...], ...]) -> float:
         return grid.seconds(chain(*map(_ring, groups)))
     rates = {}
     for axis in (axis for axis, number in enumerate(distinct) if number > 1):
-        lines = defaultdict[Place, list[Place]](list)
+        lines = defaultdict[Coordinates, list[Coordinates]](list)
         for number, place in ((number, place) for number, group in enumerate(groups) for place in sorted(group)):
             lines[number, *place[:axis], *place[axis + 1 :]].append(place)
         rates[axis] = distinct[axis], 1 / grid.seconds(chain(*map(_ring, lines.values())))
@@ -113,6 +113,6 @@ def _rings(grid: Grid, groups: tuple[tuple[Place, ...], ...]) -> float:
     return slowest * len(group) / (len(group) - 1)
 
 
-def _ring(line: Sequence[Place]) -> Iterator[Message]:
+def _ring(line: Sequence[Coordinates]) -> Iterator[Message]:
     for here, following in zip(line, (*line[1:], line[0]), strict=True):
         yield from ((here, following, 0.5), (following, here, 0.5))

@@ -132,7 +132,7 @@ def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
     return FLOAT32 if device.platform == "cpu" else kernel.dtype.itemsize
 
 
-def decode_frames(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
+def decode_tiled(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
     """Decode normalised latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3],
     and whether the pixels are finite. Colours are along the width: on an accelerator, an array whose last axis is 3
     takes forty times its size."""

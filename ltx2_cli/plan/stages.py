@@ -10,7 +10,7 @@ import numpy as np
 from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
-from ltx2_cli.diffusion.latents import STAGES, Shape, file_shapes, token_shapes
+from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
@@ -23,7 +23,6 @@ from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option, typed
 
 REFERENCE_TOKENS = 4096
-FIRST, UPSAMPLED, FINAL = STAGES
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 NO_SLICES: Streams[tuple[ConditionSlice, ...]] = Streams((), ())
 NEITHER = Streams(False, False)

@@ -14,7 +14,7 @@ from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode,
 
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.old_keys import COMPAT, OLD_KEYS, SIDES, check_old_key, read_condition
+from ltx2_cli.request.old_keys import COMPAT, COMPATS, OLD_KEYS, check_old_key, read_condition
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import NAMES, by_key, short_name, typed
 from ltx2_cli.request.validation import MAX_VIDEOS
@@ -87,7 +87,7 @@ def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
     for key, value in _leaves(given):
         try:
             if key in OLD_KEYS:
-                check_old_key(layer.source, key, value, given.get(COMPAT, SIDES[0]))
+                check_old_key(layer.source, key, value, given.get(COMPAT, COMPATS[0]))
             else:
                 values[key] = _typed(layer.source, key, value)
         except UsageError as error:

@@ -8,7 +8,7 @@ from ltx2_cli.request.spelling import typed
 
 EDITED_STREAMS = {"picture": "video", "sound": "audio"}  # `streams` of a clip that is edited, before and now
 COMPAT = "compat"  # decides what keys of their own did, by default as its first side does
-SIDES = ("ltx-core", "diffusers")
+COMPATS = ("ltx-core", "diffusers")
 DECIDED: dict[str, tuple[Any, Any]] = {  # key: its value on each side
     "stg_rule": ("always", "config"),
     "shift_tokens": ("reference", "actual"),
@@ -27,9 +27,9 @@ def check_old_key(source: str, key: str, value: Any, compat: Any) -> None:
         if value != WITHOUT_EFFECT[key]:
             raise UsageError(f"{source}`{key}` was removed, and is {value!r}; 0 alone is read", "leave it out")
         return
-    by_side = dict(zip(SIDES, DECIDED[key], strict=True))
+    by_side = dict(zip(COMPATS, DECIDED[key], strict=True))
     if by_side.get(str(compat)) != value:
-        meant = next((side for side in SIDES if by_side[side] == value), SIDES[0])
+        meant = next((side for side in COMPATS if by_side[side] == value), COMPATS[0])
         decided = ", ".join(f"{text!r} for {side}" for side, text in by_side.items())
         sentence = f"{source}`{key}` is {value!r}, and `{COMPAT}` decides it, which is {compat}: {decided}"
         raise UsageError(sentence, f"leave it out, or with the other keys of that side: {typed(COMPAT, meant)}")

@@ -26,7 +26,7 @@ def batch(session: Session, settings: BatchSettings, source: str) -> None:
     settings = replace(settings, piped=piped, reads=reads)
     check_image_outputs(session, settings, reads)
     jobs = Jobs(session, settings)
-    finish(jobs, make(jobs, read_lines(source)))
+    finish_jobs(jobs, make_jobs(jobs, read_lines(source)))
 
 
 def check_image_outputs(
@@ -40,7 +40,7 @@ def check_image_outputs(
     check_outputs([*([sheet] if sheet else []), *previews], reads, session.force, replaced)
 
 
-def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
+def make_jobs(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
     """Make the unfinished jobs of the arriving lines. Returns whether there was any."""
     session, worker = jobs.session, None
     if session.hosts.count > 1:
@@ -58,7 +58,7 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
 
             open_jobs = [*planned.checked(jobs, open_jobs)] if session.dry_run else open_jobs
         if open_jobs and not jobs.settings.piped:
-            session.report.note(f"time: {planned.expected_time(jobs, open_jobs)}")
+            session.report.note(f"time: {planned.expected_time_of_jobs(jobs, open_jobs)}")
         if worker and open_jobs:
             try:
                 worker.make(open_jobs)
@@ -69,7 +69,7 @@ def make(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
     return worker is not None
 
 
-def finish(jobs: Jobs, started: bool) -> None:
+def finish_jobs(jobs: Jobs, started: bool) -> None:
     """Print the table. Raises `PartlyFailedError` if jobs failed."""
     jobs.end()
     if started:

@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def validate(files: Iterable[Path]) -> None:
+def validate_files(files: Iterable[Path]) -> None:
     """Print every mistake of the files. Raises `UsageError` afterwards if there is one."""
     mistakes = 0
     for path in files:

@@ -30,7 +30,7 @@ NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both"}  # of a record
 
 
 @dataclass(frozen=True)
-class EditOptions:
+class EditRequest:
     """Options of an edit: its clip, values of the request by key, and settings (`dotted.key=value`)."""
 
     clip: Path
@@ -42,7 +42,7 @@ class EditOptions:
 class EditedClip:
     """The opened clip of an edit."""
 
-    edit: EditOptions
+    edit: EditRequest
     video: Video
     fps: float
     record: ConfigLayer | None
@@ -85,7 +85,7 @@ class EditedClip:
 
 def retake(
     session: Session,
-    edit: EditOptions,
+    edit: EditRequest,
     settings: RunSettings,
     part: tuple[str, str],
     streams: str,
@@ -99,7 +99,7 @@ def retake(
     make(session, spec, settings)
 
 
-def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
+def extend(session: Session, edit: EditRequest, settings: RunSettings, seconds: str, num_frames: int | None) -> None:
     """Extend a clip by this time and print the paths of the whole clips, or print a dry run."""
     with synchronized(session.hosts) as facts:
         note_environment(session.report, edit.given, edit.settings)
@@ -108,7 +108,7 @@ def extend(session: Session, edit: EditOptions, settings: RunSettings, seconds: 
     make(session, spec, settings)
 
 
-def _open(edit: EditOptions) -> EditedClip:
+def _open(edit: EditRequest) -> EditedClip:
     """Open the clip. Raises `UsageError` for a size that no model makes, and for a clip without a record or prompt."""
     path, asked = user_path(edit.clip), edit.given.get("fps")
     if isinstance(asked, int | float) and (problem := RANGES["fps"].problem(asked, typed("fps"))):

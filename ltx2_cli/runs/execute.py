@@ -7,7 +7,7 @@ from time import monotonic
 
 from ltx2_cli.artifacts.files import Output
 from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
-from ltx2_cli.core.bench import CLIP, perf_facts
+from ltx2_cli.core.bench import WARM_RUN, perf_facts
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import forbid_compilation
@@ -62,7 +62,7 @@ def execute_request(
             execute(session, RunSaver(path, plan, goal, timings, *keep, preview=preview), components)
             remember_run(session, plan, product, timings)
         if session.hosts.first and settings.perf_dump:
-            timings.write(settings.perf_dump, perf_facts(plan, CLIP))
+            timings.write(settings.perf_dump, perf_facts(plan, WARM_RUN))
     seeds = () if settings.warmup else plan.spec.seeds
     session.finish([] if settings.warmup else outputs(plan.spec, product), {"seeds": seeds})
 

@@ -22,9 +22,9 @@ from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
 
 KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints, denoisers, LoRAs and latent upsamplers"
-UPSAMPLER = "initial_conv.weight"  # a tensor of every latent upsampler
-DENOISER = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
-INPUT = "patchify_proj.weight"  # one of them
+UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
+DENOISER_PREFIX = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
+DENOISER_TENSOR = "patchify_proj.weight"  # one of them
 VIDEO_FACTS = ("width", "height", "num_frames", "seconds", "sample_rate", "fps")
 RECORDS = (".yaml", ".yml", ".json")
 LAYER = re.compile(r"(blocks)\.\d+\.")
@@ -83,14 +83,14 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         return _clip("latents", path, file.metadata, {**dict(zip(SIZE, file.size, strict=True)), **facts})
     if any(FACTOR.fullmatch(name) for name in tensors):
         return {"kind": "lora", **lora_facts(open_lora(path))}
-    if UPSAMPLER in tensors:
+    if UPSAMPLER_TENSOR in tensors:
         from ltx2_cli.models.upsampler import open_upsampler
 
         arch, files = open_upsampler(place, None)
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
-    if INPUT in tensors or any(name.startswith(DENOISER) for name in tensors):
+    if DENOISER_TENSOR in tensors or any(name.startswith(DENOISER_PREFIX) for name in tensors):
         from ltx2_cli.models.open_checkpoint import lone_denoiser, open_file
 
         if version := lone_denoiser(files := TensorFiles(path)):

@@ -21,7 +21,7 @@ def own_seed(values: Mapping[str, Any], num_videos: int) -> int:
     return int(digest.hexdigest()[:12], 16) % (MAX_SEED - num_videos + 2)
 
 
-def shape_of(spec: RunSpec) -> str:
+def program_key(spec: RunSpec) -> str:
     """A key that is equal for requests that differ only in content: they run the same programs."""
     shown = [(condition.kind, condition.frame, condition.num_frames) for condition in spec.conditions]
     return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT_KEYS)])

@@ -31,7 +31,7 @@ from ltx2_cli.request.spelling import by_key, typed
 from ltx2_cli.runs.build_request import Layers, collect_layers, note_environment, sized_request
 from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files
 from ltx2_cli.runs.job_lines import Line, job_values
-from ltx2_cli.runs.job_order import in_order, own_seed, shape_of
+from ltx2_cli.runs.job_order import in_order, own_seed, program_key
 from ltx2_cli.runs.session import Session, system_error
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.shard import AUTO, parse_shard
@@ -215,7 +215,7 @@ class Jobs:
                 except UsageError as error:
                     self.fail(Result(line.number, FAILED, clips, seed), error)
                 else:
-                    shape = hash(shape_of(single))
+                    shape = hash(program_key(single))
                     work = hash((shape, single.num_inference_steps, single.sigmas))
                     inputs = hash((shape, single.fps, *map(str, read_files(single))))
                     yield Job(line.number, values, seed, clips, shape, work, inputs, done)

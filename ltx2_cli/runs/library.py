@@ -67,7 +67,7 @@ def run_jobs(
     lines = [Line(number, json.dumps(job, default=str), "job") for number, job in enumerate(values, 1)]
     with _session(report, force=force) as session:
         made = Jobs(session, settings or BatchSettings())
-        batch.make(made, [lines])
+        batch.make_jobs(made, [lines])
         return sorted(made.results, key=lambda result: result.line)
 
 

@@ -69,7 +69,7 @@ def refusals(session: Session) -> Callable[[RunSpec], CommandError | None]:
     return refusal
 
 
-def expected_time(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
+def expected_time_of_jobs(jobs: Jobs, open_jobs: Sequence[Job]) -> str:
     """The expected time of these jobs, without refused ones."""
     numbers, plans = Counter(job.work for job in open_jobs), []
     for job in {job.work: job for job in open_jobs}.values():

@@ -10,11 +10,11 @@ from ltx2_cli.artifacts.files import refuse_special, user_path
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files
 from ltx2_cli.console import columns, print_out
 from ltx2_cli.core import provenance
-from ltx2_cli.core.provenance import FIRST, Fingerprint, Provenance, fingerprint
+from ltx2_cli.core.provenance import Fingerprint, Provenance, fingerprint
 from ltx2_cli.core.report import Report
-from ltx2_cli.diffusion.latents import LatentsFile, open_latents
+from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.media.compare import STREAMS, video_differences
+from ltx2_cli.media.compare import STREAM_NAMES, video_differences
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, RequestLayers, merge_layers, validated_spec
@@ -152,7 +152,7 @@ def read_clip(path: Path) -> RecordedClip:
     if (record := facts["record"]) is None:
         raise UsageError(f"{path} does not say what made it: another program wrote or changed it", NAMES)
     history = provenance.read_provenance(record, str(path))
-    stage = facts.get("stage") or [provenance.FINAL, *history.latents][-1]
+    stage = facts.get("stage") or [FINAL, *history.latents][-1]
     if facts["kind"] == "latents":
         latents = {**history.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
         return RecordedClip(path, record, history, stage, latents, None)
@@ -178,7 +178,7 @@ def find_source(clip: RecordedClip, moved: Path | None) -> SourceFile | None:
     recorded, hint = clip.provenance.source, "--latents FILE says where they are now"
     place = user_path(moved) if moved else None if recorded is None else recorded.file
     if place is None:
-        if clip.stage == provenance.UPSAMPLED:
+        if clip.stage == UPSAMPLED:
             raise UsageError(f"{clip.path} went on from latents that its record does not name", hint)
         return None
     if not place.exists():
@@ -242,7 +242,7 @@ def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str
         rows.append((stage, text))
     if first.video and second.video:
         differences = video_differences(first.video, second.video)
-        rows += [(name, differences.get(name, SAME)) for name in STREAMS.values()]
+        rows += [(name, differences.get(name, SAME)) for name in STREAM_NAMES.values()]
     different = next((name for name, comparison in rows if comparison != SAME), None)
     tell(SAME if different is None else "\n".join(columns(rows)))
     if different is None:

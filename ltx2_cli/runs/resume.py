@@ -40,7 +40,7 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
         if elsewhere:
             session.resources.enter_context(chdir(kept.folder))  # relative paths in its request begin there
         check_trust(merge_layers(given, kept.request), kept.request, session)
-        spec = kept.spec({**places(kept.spec({}), kept, given), **given})
+        spec = kept.spec({**moved_outputs(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
     request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), FIXED_BY_RUN)
     with agreed_plan(session, request) as plan:
@@ -64,7 +64,7 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
-def places(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
+def moved_outputs(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> dict[str, str]:
     """Changed output paths of a saved request: their location relative to the .run file stays as it was at the start.
     `given` keys are left out. Raises `UsageError` for a path outside of the folder of that file."""
     here = kept.path.parent.resolve()

@@ -24,7 +24,7 @@ from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, typed
 from ltx2_cli.request.validation import CLIP_TYPES, MAX_VIDEOS
 from ltx2_cli.request.yaml import parse
-from ltx2_cli.runs.batch import check_image_outputs, finish, make
+from ltx2_cli.runs.batch import check_image_outputs, finish_jobs, make_jobs
 from ltx2_cli.runs.job_lines import Line
 from ltx2_cli.runs.job_order import own_seed
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
@@ -59,10 +59,12 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_
     own = _shows_all(content, sheet_content(sheet))
     check_image_outputs(session, settings, read_files(base, *settings.reads), Output(sheet, "--sheet"), own)
     kind = CLIP_TYPES[base.running.video]
-    started = make(jobs, [list(_lines(varied, None if settings.names else place.with_name(f"{place.name}.{kind}")))])
+    started = make_jobs(
+        jobs, [list(_lines(varied, None if settings.names else place.with_name(f"{place.name}.{kind}")))]
+    )
     if jobs.counts[DONE] or not (session.dry_run or sheet.exists()):
         _write_sheet(jobs, varied, sheet, content)
-    finish(jobs, started)
+    finish_jobs(jobs, started)
 
 
 def parse_varied(text: str) -> Varied:

@@ -16,7 +16,7 @@ from ltx2_cli.core.networks import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import LOAD, Timings
-from ltx2_cli.core.run import START, advance, load, read_text
+from ltx2_cli.core.run import START, advance, load, with_contexts
 from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
@@ -146,7 +146,7 @@ class Worker:
                 connectors = tuple(stage.connectors for stage in plan.stages)
                 key = (plan.prompts, plan.text_tokens, connectors, network_values(plan.spec))
                 with self._failing(run.job, run):
-                    texts[key] = read_text(plan, self._components_for(run), texts.get(key, START), run.timings)
+                    texts[key] = with_contexts(plan, self._components_for(run), texts.get(key, START), run.timings)
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
     def _make_alike(self, runs: Sequence[Run]) -> None:

@@ -24,7 +24,7 @@ INDEX = ".safetensors.index.json"
 TOKENS = "https://huggingface.co/settings/tokens"
 LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
 NO_HUB = "check the network or the proxy; the model `demo` needs none"
-AGAIN = "try again, or name a folder or a file on this machine"
+TRY_AGAIN = "try again, or name a folder or a file on this machine"
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]
             part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"
             hint = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else NO_HUB
             return f"{checkpoint} is {part} in the local cache and the hub cannot be reached", hint
-    return f"{checkpoint} could not be fetched: {_first_line(error)}", AGAIN
+    return f"{checkpoint} could not be fetched: {_first_line(error)}", TRY_AGAIN
 
 
 def _no_file(repo: _Repo) -> tuple[str, str]:

@@ -58,7 +58,7 @@ def hadamard(size: int) -> np.ndarray:
     return np.ones((1, 1), np.float32) if size == 1 else np.kron(hadamard(size // 4), four)
 
 
-def rotate(x: jax.Array, group_size: int) -> jax.Array:
+def rotate_groups(x: jax.Array, group_size: int) -> jax.Array:
     """x with each group of its last axis rotated, in x's dtype; its own inverse. 0: x itself."""
     if not group_size:
         return x
@@ -71,13 +71,13 @@ def widen(matrix: Matrix, dtype: DTypeLike) -> jax.Array:
     """The matrix in `dtype`, computed in float32."""
     if isinstance(matrix, QuantizedMatrix):
         wide = matrix.values.astype(jnp.float32) * matrix.scale[..., None]
-        return rotate(wide, matrix.group_size).astype(dtype)
+        return rotate_groups(wide, matrix.group_size).astype(dtype)
     return matrix.astype(dtype)
 
 
 def quantize(matrix: jax.Array, kind: MatrixType) -> QuantizedMatrix:
     """`matrix` [..., out, in] rotated and rounded to the nearest values; the largest of each row is `LARGEST`."""
-    largest, rotated = LARGEST[kind.dtype], rotate(matrix, kind.group_size)
+    largest, rotated = LARGEST[kind.dtype], rotate_groups(matrix, kind.group_size)
     most = jnp.max(jnp.abs(rotated), axis=-1).astype(jnp.float32)
     # A factor for each row: TPUs divide slowly.
     scaled = rotated.astype(jnp.float32) * jnp.where(most < LEAST, 0, largest / most)[..., None]

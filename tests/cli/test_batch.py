@@ -22,7 +22,7 @@ from ltx2_cli.runs import batch, open_jobs
 from ltx2_cli.runs.jobs import DONE, OPEN, Result
 from program import run_program
 
-EXPECTED_TIME = open_jobs.expected_time
+EXPECTED_TIME = open_jobs.expected_time_of_jobs
 Run = Callable[..., tuple[int, list[str], str]]
 
 
@@ -166,7 +166,7 @@ def test_a_line_writes_into_the_output_folder_alone(
 def test_several_hosts_are_told_to_share_the_jobs() -> None:
     jobs = SimpleNamespace(session=SimpleNamespace(hosts=ProcessGroup(0, 2)))
     with pytest.raises(UsageError, match="several hosts cannot make a batch together") as caught:
-        batch.make(jobs, [])
+        batch.make_jobs(jobs, [])
     assert "--shard I/N" in caught.value.hint
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.core import decode, encode, networks
-from ltx2_cli.core.diagnose import ENCODE, memory_for
+from ltx2_cli.core.diagnose import ENCODE_TEXT, memory_for
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases
@@ -98,12 +98,12 @@ def test_each_phase_suggests_its_remedies(phase, sentence: str, hint: str, plan:
 
 def test_ineffective_remedies_are_not_suggested(plan: Plan) -> None:
     half = replace(plan, text_encoder_dtype=DType.bfloat16, keep_resident=True)
-    with pytest.raises(RunError) as caught, memory_for(ENCODE, half):
+    with pytest.raises(RunError) as caught, memory_for(ENCODE_TEXT, half):
         raise jax.errors.JaxRuntimeError(FULL)
     assert "--text-encoder-dtype" not in caught.value.hint
     assert "--set keep_resident=false" in caught.value.hint
 
 
 def test_other_device_errors_are_not_changed(plan: Plan) -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), memory_for(ENCODE, plan):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), memory_for(ENCODE_TEXT, plan):
         raise jax.errors.JaxRuntimeError("INTERNAL: a link is down")

@@ -29,7 +29,7 @@ from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import read_spec, to_yaml
 from ltx2_cli.request.spec import DType, RunSpec, Streams
 from ltx2_cli.runs.replay import find_source, read_clip
-from ltx2_cli.runs.resume import places
+from ltx2_cli.runs.resume import moved_outputs
 from ltx2_cli.weights.checkpoint import read_header, read_json
 from other_process import other_process
 from program import run_program
@@ -119,20 +119,20 @@ def asked(**names: str | None) -> RunSpec:
 
 def test_an_unmoved_run_writes_to_the_requested_paths(tmp_path: Path) -> None:
     kept, folder = unfinished(tmp_path / "out" / "a.run", str(tmp_path)), str(tmp_path)
-    assert places(asked(output="out/a.mp4", save_latents="out/l.safetensors"), kept, {}) == {}
-    assert places(asked(output=f"{folder}/out/a.mp4"), kept, {}) == {}
-    assert places(asked(), kept, {}) == {}
+    assert moved_outputs(asked(output="out/a.mp4", save_latents="out/l.safetensors"), kept, {}) == {}
+    assert moved_outputs(asked(output=f"{folder}/out/a.mp4"), kept, {}) == {}
+    assert moved_outputs(asked(), kept, {}) == {}
     drafts = unfinished(tmp_path / "lat" / "l.run", str(tmp_path), Product.drafts)
-    assert places(asked(save_latents="lat/l.safetensors"), drafts, {}) == {}
+    assert moved_outputs(asked(save_latents="lat/l.safetensors"), drafts, {}) == {}
 
 
 def test_a_moved_run_writes_beside_itself(tmp_path: Path) -> None:
     kept, here = unfinished(tmp_path / "a.run", "/home/someone"), str(tmp_path)
-    assert places(asked(output="out/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
-    assert places(asked(output="/etc/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
-    assert places(asked(output="~/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
-    assert places(asked(), kept, {}) == {"base_output_directory": here}
-    below = places(asked(output="out/a.mp4", save_latents="out/l/b.safetensors"), kept, {})
+    assert moved_outputs(asked(output="out/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert moved_outputs(asked(output="/etc/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert moved_outputs(asked(output="~/a.mp4"), kept, {}) == {"output": f"{here}/a.mp4"}
+    assert moved_outputs(asked(), kept, {}) == {"base_output_directory": here}
+    below = moved_outputs(asked(output="out/a.mp4", save_latents="out/l/b.safetensors"), kept, {})
     assert below == {"output": f"{here}/a.mp4", "save_latents": f"{here}/l/b.safetensors"}
 
 
@@ -143,9 +143,9 @@ def test_paths_outside_of_the_folder_of_a_run_must_be_typed(latents: str, tmp_pa
     kept = unfinished(tmp_path / "out" / "a.run", str(tmp_path))
     spec = asked(output="out/a.mp4", save_latents=latents)
     with pytest.raises(UsageError, match="names a place outside of its folder: /") as caught:
-        places(spec, kept, {})
+        moved_outputs(spec, kept, {})
     assert caught.value.hint.startswith(f"`ltx2 resume {kept.path} --save-latents FILE` says")
-    assert places(spec, kept, {"save_latents": "/mine"}) == {}
+    assert moved_outputs(spec, kept, {"save_latents": "/mine"}) == {}
 
 
 def test_a_resumed_run_overwrites_only_its_own_files(ltx2: Run, made: tuple[Path, Plan], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.plan import decoding as module
-from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_frames, tile_axis, tile_video, video_decode_bytes
+from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_tiled, tile_axis, tile_video, video_decode_bytes
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -31,7 +31,7 @@ BORDERS = {
 COUNTS = {1: (1, 1, 7), 3: (4, 1, 2), 5: (2, 2, 3)}  # of tiles, if the cut is before the first upsampling, the second…
 LATENTS = (1, 25, 9, 14, 8)
 
-decode = jax.jit(decode_frames, static_argnames="tiles")
+decode = jax.jit(decode_tiled, static_argnames="tiles")
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_too_small_receptive_fields_are_noticed(
     frames, side = module.receptive_field(vae.decoder, 3)
     for less, counts in (((0, side), (2, 1, 1)), ((frames, side - 2), (1, 1, 3))):
         monkeypatch.setattr(module, "receptive_field", lambda decoder, cut, less=less: less)
-        levels, _ = jax.jit(partial(decode_frames, tiles=Tiles(3, counts)))(vae, normal(*LATENTS))
+        levels, _ = jax.jit(partial(decode_tiled, tiles=Tiles(3, counts)))(vae, normal(*LATENTS))
         assert np.abs(levels - whole).max() > 1
 
 

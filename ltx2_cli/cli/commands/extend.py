@@ -26,7 +26,7 @@ class Extend(EditOptions):
     def run(self, session: Session) -> None:
         """Make the clips, or print the plan."""
         from ltx2_cli.cli.values import overrides, run_settings
-        from ltx2_cli.runs.edit import EditOptions, extend
+        from ltx2_cli.runs.edit import EditRequest, extend
 
-        edit = EditOptions(self.clip, overrides(self), self.settings or ())
+        edit = EditRequest(self.clip, overrides(self), self.settings or ())
         extend(session, edit, run_settings(self), self.seconds, self.num_frames)

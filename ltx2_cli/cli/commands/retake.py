@@ -30,9 +30,9 @@ class Retake(EditOptions):
     def run(self, session: Session) -> None:
         """Make the clips, or print the plan."""
         from ltx2_cli.cli.values import overrides, run_settings
-        from ltx2_cli.runs.edit import EditOptions, retake
+        from ltx2_cli.runs.edit import EditRequest, retake
 
         alone = "video" if self.video_only else "audio"
         streams = "both" if self.both or self.video_only == self.audio_only else alone
-        edit = EditOptions(self.clip, overrides(self), self.settings or ())
+        edit = EditRequest(self.clip, overrides(self), self.settings or ())
         retake(session, edit, run_settings(self), (self.start, self.stop), streams, self.num_frames)
