@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from ltx2_cli.diffusion.sampler import Latents, Levels, Predict, Sampler
 from ltx2_cli.request.spec import Streams
@@ -25,7 +26,13 @@ def euler_ancestral(latents: Latents, predict: Predict, levels: Levels, draws: S
     return Streams(*(_step(*stream, levels) for stream in streams))
 
 
-def _step(noisy: jax.Array, clean: jax.Array, noise: jax.Array, scale: jax.Array, levels: Levels) -> jax.Array:
+def _step(
+    noisy: Float[jax.Array, "videos tokens channels"],
+    clean: Float[jax.Array, "videos tokens channels"],
+    noise: Float[jax.Array, "videos tokens channels"],
+    scale: jax.Array,
+    levels: Levels,
+) -> Float[jax.Array, "videos tokens channels"]:
     ratio, following = levels.following / levels.sigma, scale * levels.following
     removed = following * (1 - ratio) * levels.eta
     down = following - removed
