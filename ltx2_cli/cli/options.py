@@ -105,7 +105,7 @@ class ContentOptions(ModelOptions):
         Text,
         option(STEPS, f"Sampler of the first stage: {', '.join(sampler_names())}.", autocompletion=complete_sampler),
     ] = None
-    eta: Annotated[Real, option(STEPS, "Share of fresh noise in a step of euler_ancestral, 0 to 1.")] = None
+    eta: Annotated[Real, option(STEPS, "Fraction of fresh noise in a step of euler_ancestral, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage or distilled.", profiles="recipe")] = None
     transformer: Transformer = None

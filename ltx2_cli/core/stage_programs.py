@@ -123,7 +123,7 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
 
 
 def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights], np.ndarray]:
-    """The noise levels, the guidance at each, and the share of fresh noise."""
+    """The noise levels, the guidance at each, and the fraction of fresh noise."""
     guidance = Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
     return pad_sigmas(stage.sigmas), guidance, np.asarray(stage.eta, np.float32)
 

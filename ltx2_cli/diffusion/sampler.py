@@ -15,11 +15,11 @@ Predict = Callable[[Latents, jax.Array], Latents]  # latents at a noise level to
 
 
 class Levels(NamedTuple):
-    """The noise levels of a step and its share of fresh noise, traced."""
+    """The noise levels of a step and its fraction of fresh noise, traced."""
 
     sigma: jax.Array  # of the latents
     following: jax.Array  # to which the step leads
-    scale: Streams[jax.Array]  # the factor of both for each token, a scalar or [tokens, 1]; 0: the token is given
+    scale: Streams[jax.Array]  # the factor of both for each token, a scalar or [tokens, 1]; 0: of a whole condition
     eta: jax.Array  # 0: no fresh noise, 1: as much as the level allows
 
 

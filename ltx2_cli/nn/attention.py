@@ -124,8 +124,8 @@ def attend(
     mask = None if operands.mask is None else PartitionSpec(queries[0])
     norm = None if operands.norm is None else Norm(PartitionSpec(*queries[:WIDTH]), PartitionSpec(queries[WIDTH]))
     specs = Operands(queries, context, context, ropes, gates, mask, norm)
-    given = specs, jax.tree.map(lambda _: PartitionSpec(), references)
-    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=given, out_specs=queries, check_vma=False)
+    in_specs = specs, jax.tree.map(lambda _: PartitionSpec(), references)
+    local = jax.shard_map(attend_locally, mesh=plan.mesh, in_specs=in_specs, out_specs=queries, check_vma=False)
     return local(operands, references)
 
 
@@ -251,7 +251,7 @@ def ulysses(
 
 
 def _norm_of_heads(norm: Norm, along: str, count: int) -> Norm:
-    """The norm of all tokens, for this device's share of the heads along a mesh axis."""
+    """The norm of all tokens, for this device's part of the heads along a mesh axis."""
     scales = jax.lax.all_gather(norm.scales, along, axis=TOKENS, tiled=True)[:, :count]
     return Norm(scales, norm.weights.reshape(jax.lax.axis_size(along), -1)[jax.lax.axis_index(along)])
 

@@ -64,7 +64,7 @@ class Stage:
     cross_timestep: CrossTimestep = "gate"
     marks_keyframes: bool = False  # the denoiser is told which tokens' latent frame is one frame of pixels
     sampler: str = EULER
-    eta: float = 1.0  # the share of fresh noise, where the sampler draws some
+    eta: float = 1.0  # the fraction of fresh noise, where the sampler draws some
 
     @property
     def steps(self) -> int:

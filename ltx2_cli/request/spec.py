@@ -182,7 +182,7 @@ class RunSpec:
     num_inference_steps: int | None
     sigmas: tuple[float, ...] | None  # noise levels from at most 1 down to 0; None: from the schedule
     sampler: str | None  # of the first stage; the second one goes by Euler steps
-    eta: float  # 0 to 1: its share of fresh noise, where it draws some
+    eta: float  # 0 to 1: its fraction of fresh noise, where it draws some
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
     second_stage: SecondStageSpec

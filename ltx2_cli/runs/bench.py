@@ -93,9 +93,9 @@ def figure_rows(settings: Figures, environment: Figures, figures: list[Figures])
         yield "  a step", f"{duration(seconds['median'])}, the median of {count}: {spread}"
         if least:
             yield "  estimate", f"{duration(least)} at least; measured: {seconds['median'] / least:.2f} times that"
-        share = f": {stage['mfu']:.1%} of what its maker says (MFU)" if stage["mfu"] else ""
+        fraction = f": {stage['mfu']:.1%} of what its maker says (MFU)" if stage["mfu"] else ""
         work = f"{quantity(stage['flops'], 'FLOP')} a device, {quantity(stage['flops_per_second'], 'FLOP/s')}"
-        yield "  work", work + share
-        share = f": {stage['share_of_bandwidth']:.1%} of its bandwidth" if stage["share_of_bandwidth"] else ""
+        yield "  work", work + fraction
+        fraction = f": {stage['share_of_bandwidth']:.1%} of its bandwidth" if stage["share_of_bandwidth"] else ""
         read = f"{quantity(stage['weight_bytes'])} a device, {quantity(stage['weight_bytes_per_second'], 'B/s')}"
-        yield "  weights", read + share
+        yield "  weights", read + fraction

@@ -36,7 +36,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     yield ("video", f"{clip}: {seconds}") if spec.running.video else ("audio", f"{seconds}, alone")
     yield from map(_condition_row, spec.conditions)
     if spec.reference_strength != 1:
-        yield "follows", f"with a share of {spec.reference_strength:g} of the attention"
+        yield "follows", f"with {spec.reference_strength:g} of the attention"
     if spec.audio:
         yield "audio", spec.audio.path
     for stage in plan.stages:

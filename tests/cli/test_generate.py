@@ -216,14 +216,13 @@ def test_size_and_length_are_asked_for_as_people_say_them(ltx2: Run, core: Core)
     assert code == 0
     assert "asked: 720p, 16:9, 8s; got: 1280x704, 201 frames, 8.04 s\n" in err
     assert (core.asked.width, core.asked.height, core.asked.num_frames) == (1280, 704, 201)
-    code, _, err = ltx2("generate", "--prompt", "rain", *wished, "--width", "1280")
-    assert (code, err.splitlines()) == (
-        2,
-        [
-            "error: --width is not taken beside --aspect or --resolution",
-            "hint: leave out --aspect or --resolution",
-        ],
-    )
+    refused = [
+        "error: --width is not taken beside --aspect or --resolution",
+        "hint: leave out --aspect or --resolution",
+    ]
+    for width in (("--width", "1280"), ("--set", "width=1280")):
+        code, _, err = ltx2("generate", "--prompt", "rain", *wished, *width)
+        assert (code, err.splitlines()) == (2, refused)
 
 
 def test_references_and_their_mask_are_conditions(ltx2: Run, core: Core, tmp_path: Path):

@@ -133,7 +133,7 @@ def test_shares_of_attention_equal_those_of_the_reference(
         f"where mask {files.mask} is white",
         f"reference {files.video}, 17 frames at 1/2 of the size, strength 0.8",
         f"reference {files.picture}, an image at 1/2 of the size, strength 1",
-        "with a share of 0.9999 of the attention",
+        "with 0.9999 of the attention",
     ]
     check(checkpoint, plan, monkeypatch, reference_conditions=followed(files), **asked)
     compilations.clear()

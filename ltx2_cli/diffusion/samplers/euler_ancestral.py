@@ -5,8 +5,8 @@ With α = 1 − σ and σ_d = σ'·(1 + (σ'/σ − 1)·η), the step is
 x' = α'/α_d·(x + (σ_d/σ − 1)·(x − x0)) + √(σ'² − (σ_d·α'/α_d)²)·n,
 
 as diffusers' `LTXEulerAncestralRFScheduler` has it. The root is computed as √((σ' − σ_d)·(σ'·α_d + σ_d·α'))/α_d, which
-is equal and loses no digits. A token that is given in part has its share of both levels. One that is given in whole has
-level 0 and keeps its value exactly.
+is equal and loses no digits. Both levels of a condition token are scaled; one of strength 1 has level 0 and keeps its
+value exactly.
 """
 
 from collections.abc import Sequence
