@@ -5,8 +5,8 @@ from typing import NamedTuple
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-class Seconds(NamedTuple):
-    """Seconds between two bounds."""
+class Interval(NamedTuple):
+    """Two bounds of an estimate, of seconds or of a factor."""
 
     low: float
     high: float

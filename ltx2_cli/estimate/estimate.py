@@ -31,7 +31,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import over_least, step_of
 from ltx2_cli.request.spec import Offload
-from ltx2_cli.units import Seconds
+from ltx2_cli.units import Interval
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
@@ -51,7 +51,7 @@ class StageEstimate:
     weights: int  # bytes that it reads
     flops: float
     roofline_seconds: dict[str, float] | None  # None: the rates of the device are not known
-    expected_seconds: Seconds | None  # of a step; None likewise
+    expected_seconds: Interval | None  # of a step; None likewise
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -72,7 +72,7 @@ class Estimate:
     memory: dict[str, PhaseMemory]  # the same, with compiled programs
     stages: list[StageEstimate]
     phase_seconds: dict[str, float]  # the least; empty where the device's rates are not known
-    expected_phase_seconds: dict[str, Seconds]  # empty likewise
+    expected_phase_seconds: dict[str, Interval]  # empty likewise
     warnings: list[str]
 
     @property
@@ -81,10 +81,10 @@ class Estimate:
         return {phase: memory.peak for phase, memory in self.memory.items()}
 
     @property
-    def expected_seconds(self) -> Seconds | None:
+    def expected_seconds(self) -> Interval | None:
         """Seconds of all phases; None if the device's rates are unknown."""
         times = self.expected_phase_seconds.values()
-        return Seconds(sum(time.low for time in times), sum(time.high for time in times)) if times else None
+        return Interval(sum(time.low for time in times), sum(time.high for time in times)) if times else None
 
     @property
     def unmeasured(self) -> bool:
@@ -115,7 +115,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         if rates and parts:
             seconds[phase] = max(parts.values()) * times
             one = _expected(parts, over_least(rates, plan.spec.compute, phase), forward)
-            expected[phase] = Seconds(one.low * times, one.high * times)
+            expected[phase] = Interval(one.low * times, one.high * times)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))
             network, rows = weights(plan.network(stage.network)), len(stage.passes) * plan.batch_size
@@ -139,7 +139,7 @@ def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
     return step.sending(stage.sharding) or 0.0
 
 
-def _expected(parts: Mapping[str, float], over_least: Seconds, forward: Compiled | None) -> Seconds:
+def _expected(parts: Mapping[str, float], over_least: Interval, forward: Compiled | None) -> Interval:
     """Expected time of a step or a phase: the compiler's, with and without the row maximum of attention, else a
     multiple of the lower bound; plus that of sending, which nothing overlaps. Layers arrive from the host beside the
     arithmetic, or, where the compiler starts the copy late, after it."""
@@ -149,7 +149,7 @@ def _expected(parts: Mapping[str, float], over_least: Seconds, forward: Compiled
         least = max(parts["compute"], parts["memory"])
         low, high = over_least.low * least, over_least.high * least
     arriving = parts.get("host", 0)
-    return Seconds(max(low, arriving) + parts["communication"], high + arriving + parts["communication"])
+    return Interval(max(low, arriving) + parts["communication"], high + arriving + parts["communication"])
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:

@@ -17,7 +17,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import ComputeType, DType, RunSpec, WeightType
-from ltx2_cli.units import Seconds
+from ltx2_cli.units import Interval
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
 # The denoiser's matrices, by the beginning of their names: the stream whose tokens they multiply, and the rows
@@ -39,16 +39,16 @@ FLOAT32 = 4  # bytes
 # ratio of the compiler's schedule in benchmarks/results.md. A GPU's compiler makes no schedule: a large product reaches
 # 790 of an H200's 989.5 TFLOP/s, and the other phases are assumed to be as on TPUs.
 DENOISING = "denoise"
-OVER_LEAST: Mapping[str, Seconds] = {
-    DENOISING: Seconds(1.5, 2.1),
-    "encode": Seconds(1.1, 1.3),
-    "connect": Seconds(2.7, 6.1),
-    "upsample": Seconds(8.0, 9.3),
-    "decode": Seconds(3.5, 7.5),
+OVER_LEAST: Mapping[str, Interval] = {
+    DENOISING: Interval(1.5, 2.1),
+    "encode": Interval(1.1, 1.3),
+    "connect": Interval(2.7, 6.1),
+    "upsample": Interval(8.0, 9.3),
+    "decode": Interval(3.5, 7.5),
 }
-ON_A_GPU = Seconds(1.25, 2.1)
+ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, by the schedules of LTX-2.3 at 768x512: v5e:2x4 1.4, tpu7x:2x2x1 2.0, v6e:2x4 2.3.
-IN_EIGHT_BITS = Seconds(1.4, 2.4)
+IN_EIGHT_BITS = Interval(1.4, 2.4)
 
 
 class Rows(NamedTuple):
@@ -156,14 +156,14 @@ class Step(NamedTuple):
             Sent("all-gather", "heads", rows.cross_modal * heard),
         ]
 
-    def seconds(self, sharding: ShardingPlan) -> Seconds | None:
+    def seconds(self, sharding: ShardingPlan) -> Interval | None:
         """Expected seconds of arithmetic and of sending, added; None if rates are unknown."""
         rates = chip(sharding.mesh.devices.flat[0].device_kind)
         sending = self.sending(sharding)
         if rates is None or sending is None:
             return None
         least = self.compute_seconds(sharding, rates)
-        return Seconds(*(times * least + sending for times in over_least(rates, self.compute)))
+        return Interval(*(times * least + sending for times in over_least(rates, self.compute)))
 
     def sending(self, sharding: ShardingPlan) -> float | None:
         """Seconds of all collectives at the published rates of links; None if they are unknown."""
@@ -171,7 +171,7 @@ class Step(NamedTuple):
         return None if None in times else sum(filter(None, times))
 
 
-def over_least(chip: Chip, compute: ComputeType, phase: str = DENOISING) -> Seconds:
+def over_least(chip: Chip, compute: ComputeType, phase: str = DENOISING) -> Interval:
     """Expected time of a phase on a chip, in multiples of its lower bound."""
     if compute is ComputeType.full and phase not in OVER_LEAST.keys() - {DENOISING}:
         return IN_EIGHT_BITS

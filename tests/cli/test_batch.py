@@ -30,7 +30,7 @@ Run = Callable[..., tuple[int, list[str], str]]
 def dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `ltx2 batch --dry-run` over these lines in an empty folder: exit code, clips to make, stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(open_jobs, "expected_time", lambda jobs, found: f"of {len(found)}")
+    monkeypatch.setattr(open_jobs, "expected_time_of_jobs", lambda jobs, found: f"of {len(found)}")
 
     def run(lines: list[object], *options: str) -> tuple[int, list[str], str]:
         Path("jobs").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
@@ -104,7 +104,7 @@ def test_how_long_it_takes_is_asked_once_for_jobs_that_take_as_long(dry: Run, mo
         asked.extend((plan.stages[0].steps, number) for plan, number in plans)
         return "an hour"
 
-    monkeypatch.setattr(open_jobs, "expected_time", EXPECTED_TIME)
+    monkeypatch.setattr(open_jobs, "expected_time_of_jobs", EXPECTED_TIME)
     monkeypatch.setattr(open_jobs, "expected_times", expect)
     lines = ["rain", {"prompt": "fog", "num_inference_steps": 2}, "snow", {"prompt": "hail", "lora": ["gone.st"]}]
     assert "\ntime: an hour\n" in f"\n{dry(lines, '--model', 'demo')[2]}"
@@ -390,7 +390,7 @@ def test_any_file_is_jobs_or_is_refused_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(open_jobs, "expected_time", lambda jobs, found: "")
+    monkeypatch.setattr(open_jobs, "expected_time_of_jobs", lambda jobs, found: "")
     if isinstance(content, bytes):
         Path("jobs").write_bytes(content)
     else:

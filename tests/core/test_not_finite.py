@@ -140,7 +140,7 @@ def test_only_the_step_is_named_where_the_search_fails(broken: Checkpoint, monke
         lambda *args, **static: full if args[0] is not_finite._finite_parts else jitted(*args, **static),
     )
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 5 of 8"
-    monkeypatch.setattr(denoise, "locate", lambda *arguments: None)
+    monkeypatch.setattr(denoise, "locate_not_finite", lambda *arguments: None)
     assert sentence(plan) == "the video latents of stage 1 are not finite after step 8 of 8"  # of one call
 
 

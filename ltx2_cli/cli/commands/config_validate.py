@@ -1,4 +1,4 @@
-"""`ltx2 config validate_files`: mistakes in settings files."""
+"""`ltx2 config validate`: mistakes in settings files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from ltx2_cli.cli.registry import SET_UP, command
 class ConfigValidate(Options):
     """Check settings files or records. Prints every mistake with its line; exit code 2 if there is one.
 
-    ltx2 config validate_files fox.yaml
+    ltx2 config validate fox.yaml
     """
 
     files: Annotated[list[Path], argument("FILE", "Files for --config.")]
