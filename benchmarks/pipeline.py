@@ -99,17 +99,28 @@ def build(folder: Path, parts: Mapping[str, Config]) -> "LTX2Pipeline":
         LTX2VideoTransformer3DModel,
     )
     from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
-    from transformers import AutoTokenizer, Gemma3Config, Gemma3ForConditionalGeneration
+    from transformers import (
+        AutoTokenizer,
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForConditionalGeneration,
+    )
 
     from benchmarks.spelling import byte_tokenizer
 
     byte_tokenizer(folder / "tokenizer")
-    text = Gemma3Config(text_config=parts["text_encoder"], vision_config=NO_SIGHT, mm_tokens_per_image=1)
+    if "global_head_dim" in parts["text_encoder"]:
+        whole = Gemma4UnifiedConfig(text_config=parts["text_encoder"])
+        text_encoder = Gemma4UnifiedForConditionalGeneration(whole)
+    else:
+        whole = Gemma3Config(text_config=parts["text_encoder"], vision_config=NO_SIGHT, mm_tokens_per_image=1)
+        text_encoder = Gemma3ForConditionalGeneration(whole)
     vocoder = LTX2VocoderWithBWE if "bwe_in_channels" in parts["vocoder"] else LTX2Vocoder
     return LTX2Pipeline(
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
         scheduler=FlowMatchEulerDiscreteScheduler(**parts["scheduler"]),
-        text_encoder=Gemma3ForConditionalGeneration(text),
+        text_encoder=text_encoder,
         connectors=LTX2TextConnectors(**parts["connectors"]),
         transformer=LTX2VideoTransformer3DModel(**parts["transformer"]),
         vae=AutoencoderKLLTX2Video(**parts["vae"]),

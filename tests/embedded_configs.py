@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.config import LAYOUTS, LTX2_5
 from ltx2_cli.models.vocoder import VocoderArch
 
 LTX23 = json.loads((Path(__file__).parent / "keys" / "ltx2.3" / "embedded_config.json").read_text())
@@ -68,7 +69,7 @@ NATIVE = {"ltx2": LTX2, "ltx2.3": LTX23}
 
 def native_config(arch: Arch) -> dict[str, Any]:
     """The published config of its model version, in its sizes."""
-    published = NATIVE[arch.model_version]
+    published = NATIVE[LAYOUTS.get(arch.model_version, arch.model_version)]
     vocoder: dict[str, Any] = _generator(arch.vocoder)
     if "bwe" in published["vocoder"]:
         sections = {"vocoder": vocoder, "bwe": _generator(arch.vocoder.bwe)}
@@ -109,6 +110,7 @@ def _transformer(arch: Arch) -> dict[str, Any]:
         "connector_num_attention_heads": video.heads,
         "connector_attention_head_dim": video.head_dim,
         **(later if audio != video else {}),
+        **({"ff_bias": False, "use_keyframes_abs_pos_embedding": True} if denoiser.model_version == LTX2_5 else {}),
     }
 
 

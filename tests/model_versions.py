@@ -20,6 +20,16 @@ from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
 from tools.train_demo.ship import ship
 from tools.weights import random_weights, save
 
+SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 LTX2 = Arch(
     replace(
         LTX2_3.transformer,
@@ -53,6 +63,20 @@ LTX2 = Arch(
     VocoderArch(hidden_channels=64),
     LTX2_3.scheduler,
     LTX2_3.text_encoder,
+)
+GEMMA_4 = {  # as narrow and deep as the embedded model's text encoder
+    "architectures": ["Gemma4UnifiedTextModel"],
+    "model_type": "gemma4_unified_text",
+    **{key: TEXT_CONFIG[key] for key in SHARED},
+    "global_head_dim": 48,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+LTX2_5 = replace(
+    LTX2_3,
+    transformer=replace(LTX2_3.transformer, num_layers=2, ff_bias=False, use_keyframes_abs_pos_embedding=True),
+    text_encoder=gemma_arch(GEMMA_4, "Gemma-4"),
 )
 
 

@@ -225,6 +225,17 @@ LTX2_3: dict[str, dict[str, Any]] = {
         "num_mel_channels": 16,
     },
 }
+# And those in which LTX-2.5 is another one than LTX-2.3.
+LTX2_5 = LTX2_3 | {
+    "text_encoder": {
+        "global_head_dim": 12,
+        "num_global_key_value_heads": 1,
+        "num_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "transformer": LTX2_3["transformer"] | {"ff_bias": False, "use_keyframes_abs_pos_embedding": True},
+}
 
 
 def tiny_pipeline(

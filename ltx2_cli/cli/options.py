@@ -79,7 +79,9 @@ class ModelOptions(Options):
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None, option(MODEL, "Data type of all networks but the text encoder.")
     ] = None
-    text_encoder: Annotated[Text, option(MODEL, r"Gemma-3 for a single-file checkpoint: FOLDER or REPO\[@REV].")] = None
+    text_encoder: Annotated[
+        Text, option(MODEL, r"Gemma-3 for a single file: FOLDER or REPO\[@REV]; for split files: FILE.")
+    ] = None
     sharding: Sharding = None
 
 

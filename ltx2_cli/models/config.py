@@ -19,7 +19,8 @@ from ltx2_cli.weights.checkpoint import AGAIN, Renaming
 Config = dict[str, Any]
 LAYERS = re.compile(r"layers|num_(res_)?blocks")  # keys of counts
 MOST_LAYERS = 1000  # more take long to describe, before a tensor is looked at
-LTX2, LTX2_3, LTX2_5 = "ltx2", "ltx2.3", "ltx2.5"  # model versions, by the names of their model profiles
+VERSIONS = LTX2, LTX2_3, LTX2_5 = "ltx2", "ltx2.3", "ltx2.5"  # of models, by the names of their model profiles
+LAYOUTS = {LTX2_5: LTX2_3}  # versions whose networks, but for denoiser and text encoder, are laid out as before
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
 # by the name of a class, what `NetworkArch` lists; "equal": sizes that two networks share, and what they are
 RULES: dict[str, Any] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))
@@ -135,7 +136,8 @@ def config_problems(config: Config, version: str, where: str) -> Iterator[UsageE
             yield UsageError(f"{where}: the config has no section {section}", AGAIN)
     values = _flat({section: config.get(section) for section in SECTIONS})
     stated = {key: value for key, value in values if value is not None}
-    published = dict(_flat(json.loads(Path(__file__).with_name(f"native.{version}.json").read_text(encoding="utf-8"))))
+    native = Path(__file__).with_name(f"native.{LAYOUTS.get(version, version)}.json")
+    published = dict(_flat(json.loads(native.read_text(encoding="utf-8"))))
     known = {key for key in stated if f"{key}.".startswith(READ) or BLOCK_SIZES.fullmatch(key)}
     if problems := "; ".join(_not_implemented(stated, published, known)):
         yield UsageError(f"{where}: this {version} model is not implemented: {problems}", AGAIN)

@@ -3,8 +3,10 @@ the Gemma-4 of LTX-2.5. What computes it, in `gemma_torch`, takes seconds to imp
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +44,7 @@ SWITCHES: dict[str, tuple[object, ...]] = {
 SLIDING, FULL = "sliding_attention", "full_attention"
 FULL_EVERY = 6  # layers, where a config of Gemma-4 does not list their types
 SIZES = ("query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "global_head_dim")
+TOKENIZER, TOKENIZER_TENSOR, ASSET = "tokenizer.json", "tokenizer_json", "hf_asset__"  # the file; its name in another
 OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
 
 
@@ -205,27 +208,46 @@ class Tokens(NamedTuple):
     truncated: tuple[bool, ...]  # which prompts lost their end
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/` are there and JSON: that is cheap enough to
-    find a broken one before a weight is read."""
-    for path in [folder / "tokenizer.json", *filter(Path.exists, (folder / name for name in OPTIONAL_FILES))]:
-        read_json(path)
+def check_tokenizer(place: Path) -> None:
+    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/`, or those in the file of a text encoder, are
+    there and JSON: that is cheap enough to find a broken one before a weight is read."""
+    with _unpacked(place) as folder:
+        for path in [folder / TOKENIZER, *filter(Path.exists, (folder / name for name in OPTIONAL_FILES))]:
+            read_json(path)
 
 
-def tokenise(folder: Path, prompts: Sequence[str], max_length: int) -> Tokens:
-    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`. `folder`
-    is a checkpoint's `tokenizer/`: its files say which special tokens stand around a prompt. Raises `UsageError` where
-    transformers cannot read them."""
+@contextmanager
+def _unpacked(place: Path) -> Iterator[Path]:
+    """The folder of a tokenizer: `place` itself, or for as long as it is needed that of the files inside a file."""
+    if not place.is_file():
+        yield place
+        return
+    files = TensorFiles(place)
+    inside = {TOKENIZER: TOKENIZER_TENSOR} | {name: f"{ASSET}{name}" for name in OPTIONAL_FILES}
+    with TemporaryDirectory() as folder:
+        for name, tensor in inside.items():
+            if tensor in files:
+                (Path(folder) / name).write_bytes(files.read(tensor, (slice(None),)).tobytes())
+        yield Path(folder)
+
+
+def tokenise(place: Path, prompts: Sequence[str], max_length: int) -> Tokens:
+    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`. `place` is
+    a checkpoint's `tokenizer/`, or the file of a text encoder: what is there says which special tokens stand around a
+    prompt; the one that begins a text always does. Raises `UsageError` where transformers cannot read it."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+        with _unpacked(place) as folder:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
     except Exception as error:  # what its parser in Rust raises is of this class itself
         reason = " ".join(str(error).split())
-        raise UsageError(f"{folder} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
+        raise UsageError(f"{place} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     texts = [prompt.strip() for prompt in prompts]
+    if tokenizer.bos_token and tokenizer("")["input_ids"][:1] != [tokenizer.bos_token_id]:
+        texts = [tokenizer.bos_token + text for text in texts]
     truncated = tuple(len(ids) > max_length for ids in tokenizer(texts, verbose=False)["input_ids"])
     cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
     return Tokens(cut["input_ids"].astype(np.int32), cut["attention_mask"].astype(bool), truncated)

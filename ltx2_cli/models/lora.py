@@ -26,7 +26,7 @@ NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
 WEIGHT = ".weight"
 REFERENCE_KEYS = ("reference_downscale_factor", "reference_temporal_scale_factor")  # in a file's metadata
 IN_CONTEXT = "ic-lora"  # in the names of those that say nothing of it in their metadata
-DISTILLING, RANK = "distilled-lora-384", 384  # in the names of published LoRAs, and their rank
+DISTILLING = re.compile(r"distilled-lora-(\d+)")  # in the names of published LoRAs, with their rank
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,15 @@ def _problems(
 def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
     layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
-    known = [entry.name for entry in CATALOG if entry.kind == LORA and DISTILLING in entry.name]
-    if name.partition("@")[0] not in known:
+    listed = [(entry.name, DISTILLING.search(entry.name)) for entry in CATALOG if entry.kind == LORA]
+    known = {name: int(found[1]) for name, found in listed if found}
+    if (rank := known.get(name.partition("@")[0])) is None:
         raise UnknownNetworkError(
             f"{name} is not on this machine, and what it adds to stands in its file alone",
             f"{typed('second_stage.lora', ['FILE'])} that is here, or one of: {', '.join(known)}",
         )
     pairs = {
-        tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(RANK, out, into), ("BF16", "BF16"))
+        tensor.removesuffix(WEIGHT): LoraPair("", "", None, (out, into), min(rank, out, into), ("BF16", "BF16"))
         for tensor, (out, into) in linears(transformer).items()
     }
     return LoraFile(Path(name), TensorFiles(), pairs)

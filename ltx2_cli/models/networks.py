@@ -15,9 +15,9 @@ from flax import nnx
 from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, TransformerArch
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
-from ltx2_cli.models.config import LTX2, LTX2_3, Config, read_arch
+from ltx2_cli.models.config import VERSIONS, Config, read_arch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, gemma_arch
+from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
 from ltx2_cli.models.video_vae import LatentStatistics, VideoVAE, VideoVAEArch
@@ -171,13 +171,26 @@ def abstract_networks(
 # What published configs say other than the defaults of the classes: a run is planned before a checkpoint is here.
 CONFIGS: Config = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 UPSAMPLERS = {name: LatentUpsamplerArch(**config) for name, config in CONFIGS["upsamplers"].items()}
-PRESETS = {
-    version: Arch(
-        **{name: read(CONFIGS[version][name], "published.json") for name, read in READERS.items()},
-        text_encoder=gemma_arch(CONFIGS[TEXT_ENCODER], "published.json"),
-    )
-    for version in (LTX2, LTX2_3)
-}
+
+
+def published_config(version: str, network: str) -> Config:
+    """The config of a network of a published model; of a later model, that of the one before it and what differs."""
+    page = CONFIGS[version]
+    before = published_config(page["as"], network) if "as" in page else {}
+    return {**before, **page.get(network, {})}
+
+
+def published_text_encoder(transformer: TransformerArch) -> GemmaArch:
+    """The text encoder of the published model with this denoiser."""
+    return gemma_arch(CONFIGS["text_encoders"][transformer.text_encoder], "published.json")
+
+
+def _preset(version: str) -> Arch:
+    archs = {name: read(published_config(version, name), "published.json") for name, read in READERS.items()}
+    return Arch(**archs, text_encoder=published_text_encoder(archs[DENOISER]))
+
+
+PRESETS = {version: _preset(version) for version in VERSIONS}
 
 
 @cache
@@ -190,7 +203,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
             return Checkpoint(where, arch, {}, where / "tokenizer")
     raise UnknownNetworkError(
         f"{checkpoint} is not on this machine, and what its networks are stands in its files alone",
-        "fetch it first, or plan one that `ltx2 models` lists: ltx2, ltx2.3",
+        f"fetch it first, or plan one that `ltx2 models` lists: {', '.join(VERSIONS)}",
     )
 
 

@@ -2,7 +2,7 @@
 the text encoder."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -13,24 +13,47 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch, TransformerArch
-from ltx2_cli.models.config import LTX2, LTX2_3, RENAMINGS, RULES, Config, config_problems, stated_sizes
+from ltx2_cli.models.config import (
+    LAYOUTS,
+    LTX2,
+    LTX2_3,
+    LTX2_5,
+    RENAMINGS,
+    RULES,
+    Config,
+    config_problems,
+    stated_sizes,
+)
 from ltx2_cli.models.gemma import Gemma, check_tokenizer, gemma_arch, language_model
-from ltx2_cli.models.networks import BUILDERS, CONFIGS, DENOISER, PRESETS, READERS, TEXT_ENCODER, Checkpoint
+from ltx2_cli.models.networks import (
+    BUILDERS,
+    DENOISER,
+    READERS,
+    TEXT_ENCODER,
+    Checkpoint,
+    published_config,
+    published_text_encoder,
+)
+from ltx2_cli.models.split_checkpoint import packed_config, read_split, text_encoder_beside
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
 
 ONE_RELEASE = "take all networks from one release, or name another FOLDER or REPO as the model"
-TEXT_HINT = "name the Gemma-3 that the model was trained with, a FOLDER or REPO, as the text encoder"
+TEXT_HINT = "name the Gemma that the model was trained with, a FOLDER or REPO, as the text encoder"
 CONFIG_FILES = {name: f"{name}/config.json" for name in READERS} | {"scheduler": "scheduler/scheduler_config.json"}
 UNREAD = re.compile(r"(audio_)?vae\.per_channel_statistics\..*")  # more of them than normalising takes
 TEXT_PROJECTIONS = tuple(f"text_embedding_projection.{stream}aggregate_embed.weight" for stream in ("", "video_"))
 DENOISER_TENSOR = "model.diffusion_model.patchify_proj.weight"  # a tensor of every denoiser
 # tensors of other networks
 NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*(_embeddings_connector|text_embedding_projection)\.")
-MODULATION = "model.diffusion_model.prompt_adaln_single.linear.weight"  # of the text: in LTX-2.3 alone
-LATER_VERSIONS = (2, 3)  # the first of them
+# Tensors that a version has and those before it have not, the newest first; and the first of its numbers.
+MARKS = {
+    LTX2_5: "model.diffusion_model.keyframes_abs_pos_embedding",
+    LTX2_3: "model.diffusion_model.prompt_adaln_single.linear.weight",
+}
+FIRST_NUMBERS = {LTX2_5: (2, 5), LTX2_3: (2, 3)}
 
 
 @dataclass(frozen=True)
@@ -69,9 +92,11 @@ class _ParsedCheckpoint:
     def _model_versions(self) -> Iterator[UsageError]:
         """Networks that fit and yet mean nothing to each other: latents and spectra are learnt together."""
         known: dict[str, list[str]] = {}
+        own = self.archs[DENOISER].model_version if DENOISER in self.archs else None
         for name, arch in self.archs.items():
             if name != TEXT_ENCODER and arch.model_version is not None:
-                known.setdefault(arch.model_version, []).append(name)
+                version = own if own and arch.model_version == LAYOUTS.get(own) else arch.model_version
+                known.setdefault(version, []).append(name)
         if len(known) > 1:
             versions = "; ".join(f"{model_version}: {', '.join(names)}" for model_version, names in known.items())
             mixed = f"{self.where} mixes networks of different model versions, which were not trained together"
@@ -126,27 +151,46 @@ def _read_text_encoder(folder: Path) -> _ParsedCheckpoint:
     return _ParsedCheckpoint(folder, archs, files, tokenizer, [*bad_config, *bad_files, *bad_tokenizer])
 
 
+def _read_text_file(path: Path) -> _ParsedCheckpoint:
+    """The text encoder in the file of a split checkpoint, and its tokenizer there."""
+    config, problems = collect({TEXT_ENCODER: partial(packed_config, path)})
+    archs, bad_config = collect({name: partial(gemma_arch, stated, str(path)) for name, stated in config.items()})
+    files, bad_files = collect({name: lambda: language_model(TensorFiles(path)) for name in config})
+    _, bad_tokenizer = collect({name: partial(check_tokenizer, path) for name in config})
+    return _ParsedCheckpoint(path, archs, files, path, [*problems, *bad_config, *bad_files, *bad_tokenizer])
+
+
 def _read_config(path: Path, reader: Callable[[Config, str], Any]) -> Any:
     return reader(read_json(path), str(path))
 
 
 def open_file(path: Path, text_encoder: Path | None) -> Checkpoint:
     """The checkpoint in a published single file and a text encoder's folder; None: the published one, without tensors.
-    The networks are those of the published model whose tensors the file has, in the sizes that its metadata states.
-    Raises `UsageError` as `open_folder`."""
-    text = _read_text_encoder(text_encoder) if text_encoder else _ParsedCheckpoint(path, {}, {}, path, [])
+    Or the one that is split, by the file of its denoiser, and a text encoder's file; None: the one beside it. The
+    networks are those of the published model whose tensors the file has, in the sizes that its metadata states. Raises
+    `UsageError` as `open_folder`."""
+    whole, problems = collect({"": partial(TensorFiles, path)})
+    denoiser = next((file for file in whole.values() if lone_denoiser(file) == LTX2_5), None)
+    place = text_encoder or (text_encoder_beside(path) if denoiser else None)
+    text = _ParsedCheckpoint(path, {}, {}, path, [])
+    if place:
+        text = (_read_text_file if denoiser else _read_text_encoder)(place)
     hints = {AGAIN: TEXT_HINT}
     text_problems = [UsageError(str(problem), hints.get(problem.hint, problem.hint)) for problem in text.problems]
-    opened, problems = collect({"": partial(_open_file, path)})
-    if problems:
-        raise_all([*problems, *text_problems])
+    reading = {name: partial(_single_file, path, file) for name, file in whole.items()}
+    opened, refused = collect({"": partial(read_split, path, denoiser, place)} if denoiser and place else reading)
+    if problems or refused:
+        raise_all([*problems, *refused, *text_problems])
     file, config = opened[""]
-    version = LTX2_3 if MODULATION in file else LTX2
+    version = _version(file)
     sizes = _read_sizes(file, config)
     archs, bad_sizes = _read_archs(sizes, version, path)
     problems = [*config_problems(config, version, str(path)), *bad_sizes, *_other_version(file, version, path)]
     files = {} if bad_sizes else _parts(file, archs)
-    archs |= text.archs if text_encoder else {TEXT_ENCODER: PRESETS[version].text_encoder}
+    if place:
+        archs |= text.archs
+    elif DENOISER in archs:
+        archs[TEXT_ENCODER] = published_text_encoder(archs[DENOISER])
     problems += text_problems
     return _ParsedCheckpoint(path, archs, files | text.files, text.tokenizer, problems, TEXT_HINT, sizes).checkpoint()
 
@@ -164,7 +208,7 @@ def _read_sizes(file: TensorFiles, config: Config) -> dict[str, Config]:
 
 def _read_archs(sizes: Mapping[str, Config], version: str, path: Path) -> tuple[dict[str, Any], list[UsageError]]:
     """The networks of a published model in other sizes, and why some cannot be."""
-    configs = {name: CONFIGS[version][name] | sizes.get(name, {}) for name in READERS}
+    configs = {name: published_config(version, name) | sizes.get(name, {}) for name in READERS}
     # The reference for single files perturbs attention whenever it is asked to, without a key for it.
     configs["transformer"]["perturbed_attn"] = True
     return collect({name: partial(read, configs[name], f"{path}, {name}") for name, read in READERS.items()})
@@ -177,7 +221,7 @@ def open_denoiser(path: Path, arch: TransformerArch) -> TensorFiles:
     names = _full_names(file)
     if DENOISER_TENSOR not in names:
         raise UsageError(f"{path} holds no denoiser of LTX-2: no tensor {DENOISER_TENSOR}", "name another file")
-    if (version := LTX2_3 if MODULATION in names else LTX2) != arch.model_version:
+    if (version := _version(names)) != arch.model_version:
         sentence = f"{path} holds the denoiser of {version}, the model is {arch.model_version}"
         raise UsageError(sentence, f"name a model of the same version: {typed('model', version)}")
     network = _abstract_network(DENOISER, arch)
@@ -196,7 +240,12 @@ def lone_denoiser(file: TensorFiles) -> str | None:
     names = _full_names(file)
     if DENOISER_TENSOR not in names or any(name.startswith(RENAMINGS["vae"].prefix) for name in file):
         return None
-    return LTX2_3 if MODULATION in names else LTX2
+    return _version(names)
+
+
+def _version(names: Container[str]) -> str:
+    """The model version of a denoiser, by the names of its tensors in a single file."""
+    return next((version for version, mark in MARKS.items() if mark in names), LTX2)
 
 
 def _full_names(file: TensorFiles) -> dict[str, str]:
@@ -207,8 +256,7 @@ def _full_names(file: TensorFiles) -> dict[str, str]:
     return {name if prefixed else prefix + name: name for name in file}
 
 
-def _open_file(path: Path) -> tuple[TensorFiles, Config]:
-    file = TensorFiles(path)
+def _single_file(path: Path, file: TensorFiles) -> tuple[TensorFiles, Config]:
     if lone_denoiser(file):
         hint = f"{typed('transformer', path)} takes it, beside a model with the other networks"
         raise UsageError(f"{path} holds the denoiser alone", hint)
@@ -231,5 +279,6 @@ def _other_version(file: TensorFiles, version: str, path: Path) -> Iterator[Usag
     """A model version in the metadata that contradicts the tensors."""
     stated = file.metadata.get("model_version", "")
     numbers = tuple(int(number) for number in re.split("[.-]", stated) if number.isdecimal())
-    if numbers and (numbers >= LATER_VERSIONS) != (version == LTX2_3):
+    named = next((name for name, first in FIRST_NUMBERS.items() if numbers >= first), LTX2)
+    if numbers and named != version:
         yield UsageError(f"{path}: model_version is {stated!r}, the transformer in it is of {version}", AGAIN)

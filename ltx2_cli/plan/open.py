@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.lora import preset_lora
-from ltx2_cli.models.networks import DENOISER, Checkpoint, preset_checkpoint, preset_upsampler
+from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER, Checkpoint, preset_checkpoint, preset_upsampler
 from ltx2_cli.models.open_checkpoint import open_denoiser, open_file, open_folder
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.plan import recipe
@@ -63,10 +63,11 @@ def _open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str
         nothing = typed("text_encoder", "null")
         hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
         raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
-    if text_encoder is None:
+    opened = _once(open_file, place, text_encoder and _find(text_encoder, TEXT_ENCODER_FILES, offline))
+    if text_encoder is None and TEXT_ENCODER not in opened.files:
         hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
         raise UsageError(f"{checkpoint} has no text encoder", hint)
-    return _once(open_file, place, _find(text_encoder, TEXT_ENCODER_FILES, offline))
+    return opened
 
 
 def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> tuple[LatentUpsamplerArch, TensorFiles]:

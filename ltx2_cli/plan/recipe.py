@@ -55,7 +55,8 @@ def apply_recipe(spec: RunSpec, arch: Arch, usual: str = ONE_STAGE, sharding: st
 
 def guess_request(spec: RunSpec, from_latents: bool = False) -> RunSpec:
     """`spec` with the recipe that the names of its files imply, before the checkpoint is open."""
-    distilled = by_lora(spec) or says_distilled(spec.transformer or "", spec.checkpoint)
+    named = says_distilled(spec.transformer or "", spec.checkpoint)
+    distilled = by_lora(spec) or (published_as_distilled(spec.checkpoint) if named is None else named)
     usual = DISTILLED if distilled else TWO_STAGE if from_latents else ONE_STAGE
     recipe = usual if spec.recipe == AUTO else spec.recipe
     return _with_sigmas(spec, complete_spec(spec, recipe, AUTO, guess_model_version(spec)))
@@ -88,7 +89,13 @@ def is_distilled(checkpoint: str, schedule: Schedule) -> bool:
     """Whether a checkpoint is distilled to few steps without guidance: by its name, else by a scheduler that computes
     no noise levels."""
     by_name = says_distilled(checkpoint)
-    return not (schedule.use_dynamic_shifting or schedule.shift_terminal) if by_name is None else by_name
+    computes = schedule.use_dynamic_shifting or schedule.shift_terminal
+    return (published_as_distilled(checkpoint) or not computes) if by_name is None else by_name
+
+
+def published_as_distilled(checkpoint: str) -> bool:
+    """Whether it is a published checkpoint with a distilled denoiser."""
+    return any(entry.recipe == DISTILLED for entry in CATALOG if entry.name == checkpoint.partition("@")[0])
 
 
 def makes_few_steps(spec: RunSpec, arch: Arch) -> bool:

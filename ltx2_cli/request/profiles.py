@@ -30,7 +30,7 @@ PROFILE_KEYS = {"model": "model", "recipe": "recipe", "compat": "compat", "shard
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 # None: the recipe's value
-RECIPE_KEYS = ("num_inference_steps", "sigmas", "sampler", "guidance", "stg_blocks", "second_stage")
+RECIPE_KEYS = ("num_inference_steps", "sigmas", "sampler", "guidance", "stg_blocks", "second_stage", "image_crf")
 SECTION = "sharding."  # begins the dotted keys of the sharding section
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
 CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's
@@ -39,6 +39,7 @@ FILE, ENVIRONMENT, FLAG = "file", "environment", "flag"  # origins of values
 PROVENANCE = "provenance"  # section of a record that is not part of the request
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
 SINGLE_FILE, GGUF = ".safetensors", ".gguf"
+DENOISERS = "diffusion_models"  # the folder of a model's denoiser, where the model is split into several files
 PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a profile counts among these
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
 
@@ -261,7 +262,7 @@ def _unpublished_model(model: str) -> Values:
     path = Path(place)
     if path.is_dir() or (path.is_file() and path.suffix == SINGLE_FILE) or REPOSITORY.fullmatch(model):
         last = checkpoint_names(place)[-1]
-        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) else {}
+        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) and Path(place).parent.name != DENOISERS else {}
         return {"checkpoint": place, "model_name": last.removesuffix(SINGLE_FILE), **text}
     if model.partition("@")[0].endswith(GGUF):
         hint = f"{typed('transformer', model)} takes it, beside a model with the other networks"

@@ -165,7 +165,7 @@ class RunSpec:
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made
     streams: Literal["both", "video", "audio"]  # the generated streams; the other is not run
-    image_crf: int  # constant rate factor of H.264 that images go through; 0: none
+    image_crf: int | None  # constant rate factor of H.264 that images go through; 0: none; None: the model's
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one

@@ -17,6 +17,7 @@ from huggingface_hub import constants, errors
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import DISK_FULL, UsageError
 from ltx2_cli.units import quantity
+from ltx2_cli.weights.published import companions
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
 ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
@@ -38,12 +39,17 @@ class Download:
 
 
 class _Repo:
-    """The parts of `REPO[/FILE][@revision]`."""
+    """The parts of `REPO[/FILE][@revision]`; `beside`: the files that are needed with FILE."""
 
     def __init__(self, checkpoint: str):
         name, _, revision = checkpoint.partition("@")
         parts = name.split("/")
         self.id, self.file, self.revision = "/".join(parts[:2]), "/".join(parts[2:]), revision or None
+        self.beside = companions(self.file)
+
+    def patterns(self, wanted: Sequence[str]) -> list[str]:
+        """Patterns of the needed files: those of FILE, or `wanted`."""
+        return [escape(self.file), *self.beside] if self.file else [*wanted]
 
 
 def as_path(checkpoint: str) -> Path:
@@ -84,16 +90,16 @@ def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     if as_path(checkpoint).exists():
         return []
     repo, silent = _Repo(checkpoint), partial(tqdm, disable=True)
-    patterns = [escape(repo.file)] if repo.file else [*wanted]
+    patterns = repo.patterns(wanted)
     with _hub_errors(checkpoint):
         try:
             # A branch would be noted in the cache as what it is now, and the older files there no longer found offline.
             which = {"revision": _commit(repo), "allow_patterns": patterns}
             files = hf.snapshot_download(repo.id, **which, dry_run=True, tqdm_class=silent)
         except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.DryRunError) as error:
-            _fetch(repo, patterns, local_only=True, reason=error)
+            _fetch(repo, wanted, local_only=True, reason=error)
             return []
-    if not files and repo.file:
+    if repo.file and repo.file not in [file.filename for file in files]:
         raise UsageError(*_no_file(repo))
     if not files:
         hint = f"of a single file name it too: {repo.id}/FILE; `ltx2 models` lists what is known"
@@ -111,9 +117,9 @@ def _fetch(repo: _Repo, wanted: Sequence[str], local_only: bool = False, reason:
     `LocalEntryNotFoundError` with the cause `reason`."""
     options = {"revision": repo.revision, "local_files_only": local_only}
     try:
-        if repo.file:
+        if repo.file and not repo.beside:
             return Path(hf.hf_hub_download(repo.id, repo.file, **options))
-        return Path(hf.snapshot_download(repo.id, allow_patterns=[*wanted], **options))
+        return Path(hf.snapshot_download(repo.id, allow_patterns=repo.patterns(wanted), **options)) / repo.file
     except errors.LocalEntryNotFoundError as absent:
         raise absent from reason or absent.__cause__
 

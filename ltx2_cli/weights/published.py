@@ -5,6 +5,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from ltx2_cli.request.profiles import DENOISERS
+
 NETWORKS = ("text_encoder", "connectors", "transformer", "vae", "audio_vae", "vocoder")  # the folders of a checkpoint
 ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.json")
 
@@ -41,8 +43,18 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
 UPSAMPLER_FILES = _files(UPSAMPLER)
 
-FOLDER, EMBEDDED = "folder", "in this package"  # forms; another is a single file
+FOLDER, EMBEDDED, SPLIT = "folder", "in this package", "split files"  # forms; another is a single file
 MODEL, TEXT_ENCODER, LORA = "models", "text encoders", "LoRAs"  # kinds; another is an upscaler
+
+# The files of a split model beside its denoiser, in the folders that ComfyUI has for them.
+TEXT_ENCODER_FILE = "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
+VIDEO_VAE_FILE, AUDIO_VAE_FILE = "vae/ltx-2.5-video-vae-conv-bf16.safetensors", "vae/ltx-2.5-audio-vae-bf16.safetensors"
+
+
+def companions(file: str) -> tuple[str, ...]:
+    """The files that a model needs beside that of its denoiser, from the folder above; none of another file."""
+    split = Path(file).parent.name == DENOISERS
+    return (TEXT_ENCODER_FILE, VIDEO_VAE_FILE, AUDIO_VAE_FILE) if split else ()
 
 
 @dataclass(frozen=True)
@@ -61,12 +73,14 @@ class CatalogEntry:
     @property
     def parts(self) -> set[str]:
         """The folders that a complete download has."""
-        return {*NETWORKS} if (self.kind, self.form) == (MODEL, FOLDER) else {""}
+        if self.form == FOLDER:
+            return {*NETWORKS} if self.kind == MODEL else {""}
+        return {name.rpartition("/")[0] for name in self.wanted}
 
     @property
     def lacks_text_encoder(self) -> bool:
         """Whether it is a model that needs a text encoder from elsewhere."""
-        return self.kind == MODEL and self.form not in (FOLDER, EMBEDDED)
+        return self.kind == MODEL and self.form not in (FOLDER, EMBEDDED) and not self.form.startswith(SPLIT)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -75,11 +89,11 @@ class CatalogEntry:
             return ()
         if self.form == FOLDER:
             return TEXT_ENCODER_FILES if self.kind == TEXT_ENCODER else FOLDER_FILES
-        return (self.name.split("/", 2)[2],)
+        file = self.name.split("/", 2)[2]
+        return (file, *companions(file))
 
 
-# The 4-bit files of both model versions are left out, since their sizes are not known, and the packs of LTX-2.5, which
-# nothing here can run.
+# The 4-bit files of all model versions are left out, since their sizes are not known.
 with Path(__file__).with_name("catalog.csv").open(encoding="utf-8") as table:
     CATALOG = tuple(
         CatalogEntry(kind, name, version, recipe, form, round(float(size.strip("~"))), "~" not in size, bool(gated))

@@ -75,7 +75,8 @@ def find_quantized(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> d
     wrong, by heading."""
     every, problems = dict(tensors), dict[str, list[str]]()
     markings = _markings(every, metadata, problems)
-    coded = [name for name, tensor in every.items() if tensor.dtype in CODES]
+    packed = {name for name, tensor in every.items() if (tensor.dtype, len(tensor.shape)) == ("U8", 1)}  # whole files
+    coded = [name for name, tensor in every.items() if tensor.dtype in CODES and name not in packed]
     weights = [name for name in coded if not name.endswith((MARKER, SCALE, SCALE_2))]
     for name in dict.fromkeys([*weights, *markings]):
         layer = name.removesuffix(".weight")

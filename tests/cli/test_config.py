@@ -52,7 +52,8 @@ def test_every_value_has_its_origin(config: Run, monkeypatch: pytest.MonkeyPatch
         "sigmas": "recipe distilled",
         "sharding.mesh.tokens": "sharding gpu",
         "width": "model demo",
-        "image_crf": "default",
+        "image_crf": "model demo",
+        "reference_strength": "default",
     }
     assert {key: origins[key] for key in expected} == expected
     assert (values["num_frames"]["value"], values["seed"]["value"], values["height"]["value"]) == (33, [1, 2], 96)

@@ -16,6 +16,7 @@ from ltx2_cli.weights.hub import DEMO_FOLDER, EMBEDDED
 from ltx2_cli.weights.published import CATALOG, FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 from program import run_program
 
+SPLIT = "Lightricks/LTX-2.5/diffusion_models/ltx-2.5-22b-distilled-transformer-bf16.safetensors"
 DISTILLED_FILE = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled.safetensors"
 LTX2 = "Lightricks/LTX-2"
 Models = Callable[[], dict[str, dict[str, Any]]]
@@ -105,7 +106,7 @@ def test_models_prints_a_table(
     assert "gated" in " ".join(lines["google/gemma-3-12b-it-qat-q4_0-unquantized"])
     assert [heading for heading in ("upscalers", "LoRAs") if heading not in lines] == []
     assert str(cache) in err
-    assert max(map(len, out.splitlines())) < 180
+    assert max(map(len, out.splitlines())) < 200
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -141,6 +142,21 @@ def test_each_entry_lists_the_needed_files() -> None:
     assert wanted[LTX2] == FOLDER_FILES
     assert wanted[GEMMA] == TEXT_ENCODER_FILES
     assert wanted[DISTILLED_FILE] == ("ltx-2.3-22b-distilled.safetensors",)
+    assert wanted[SPLIT] == (
+        "diffusion_models/ltx-2.5-22b-distilled-transformer-bf16.safetensors",
+        "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors",
+        "vae/ltx-2.5-video-vae-conv-bf16.safetensors",
+        "vae/ltx-2.5-audio-vae-bf16.safetensors",
+    )
+
+
+def test_a_split_model_is_complete_with_all_its_files(models: Models, cache: Path) -> None:
+    first, *others = next(entry.wanted for entry in CATALOG if entry.name == SPLIT)
+    keep(cache, "Lightricks/LTX-2.5", {first: 70})
+    partly = models()[SPLIT]
+    assert (partly["complete"], partly["to_download"]) == (False, partly["size"] - 70)
+    keep(cache, "Lightricks/LTX-2.5", dict.fromkeys([first, *others], 70))
+    assert (models()[SPLIT]["complete"], models()[SPLIT]["to_download"]) == (True, 0)
 
 
 PROGRAM = """

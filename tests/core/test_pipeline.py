@@ -18,7 +18,7 @@ from clips import (
     reference_latents,
 )
 from parity import relative_error
-from tiny import LTX2_3, UNUSUAL, tiny_pipeline
+from tiny import LTX2_5, UNUSUAL, tiny_pipeline
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -41,8 +41,9 @@ def test_latents_equal_the_reference_with_random_constants(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_newer_model_equals_the_reference(tmp_path: Path) -> None:
-    """LTX-2.3: gates, text modulated by the noise level, features by stream, another decoder, sound at 48 kHz."""
-    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
+    """LTX-2.5: gates, text modulated by the noise level, features by stream, another decoder, sound at 48 kHz, as in
+    LTX-2.3; and another text encoder, and no biases in the video's feed-forward."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_5))
     check_latents(checkpoint, ALL_ON, tmp_path)
     check_media(checkpoint, ALL_ON, 48000, tmp_path)
 

@@ -214,7 +214,7 @@ def test_unknown_and_missing_tensors_are_named(newer: Twins, tmp_path: Path) -> 
         plan_of(path, text_encoder=str(newer.folder))
 
 
-@pytest.mark.parametrize("version", ["2.0.0", "2-0", "2", "2.2.9"])
+@pytest.mark.parametrize("version", ["2.0.0", "2-0", "2", "2.2.9", "2.5.0", "2.10", "3"])
 def test_a_version_that_contradicts_the_transformer_is_refused(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     with pytest.raises(UsageError, match=f"model_version is '{version}', the transformer in it is of ltx2.3") as caught:
@@ -222,7 +222,7 @@ def test_a_version_that_contradicts_the_transformer_is_refused(newer: Twins, tmp
     assert "as the model" in caught.value.hint
 
 
-@pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "2.10", "3", "", "dev"])
+@pytest.mark.parametrize("version", ["2.3", "2-3", "2.3.1", "", "dev"])
 def test_an_unknown_version_is_accepted(newer: Twins, tmp_path: Path, version: str) -> None:
     path = single_file(tmp_path, newer._replace(version=version))
     assert open_file(path, newer.folder).arch == LTX2_3

@@ -1,12 +1,15 @@
 """The releases by their configs alone: the tensors that they mean are those of the published files."""
 
 import math
+from itertools import product
 
 import jax.numpy as jnp
 import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.config import LAYOUTS
+from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.networks import BUILDERS, PRESETS, READERS, UPSAMPLERS, preset_checkpoint
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec
@@ -14,11 +17,13 @@ from ltx2_cli.weights.declare import Scope, declared, weights
 from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL
 from parity import published
 
+# The denoiser of LTX-2.5 is compared with that of LTX-2.3 in test_transformer.py.
+PUBLISHED = [pair for pair in product(PRESETS, BUILDERS) if pair != ("ltx2.5", "transformer")]
 
-@pytest.mark.parametrize("network", BUILDERS)
-@pytest.mark.parametrize("release", PRESETS)
+
+@pytest.mark.parametrize(("release", "network"), PUBLISHED)
 def test_names_and_shapes_equal_the_published_ones(release: str, network: str):
-    folder = "ltx2" if network == "audio_vae" else release  # it is the same in both
+    folder = "ltx2" if network == "audio_vae" else LAYOUTS.get(release, release)  # it is the same in all
     arch = vars(PRESETS[release])[network]
     assert declared(BUILDERS[network](Scope(jnp.bfloat16), arch)) == published(f"{folder}/{network}.tsv")
 
@@ -30,7 +35,7 @@ def test_every_value_is_valid_and_of_one_model_version(release: str):
     for name in READERS:
         network = vars(arch)[name]
         assert not list(network.conflicts())
-        assert network.model_version in (release, None)
+        assert network.model_version in (release, LAYOUTS.get(release), None)
 
 
 def test_the_text_encoder_is_the_language_model_of_gemma_3_12b():
@@ -40,6 +45,16 @@ def test_the_text_encoder_is_the_language_model_of_gemma_3_12b():
     networks = preset_checkpoint("Lightricks/LTX-2").networks(read_spec(prompt="rain"))
     shapes = (weight.get_value().shape for weight in weights(networks.text_encoder))
     assert sum(map(math.prod, shapes)) == 262208 * 3840 + 48 * layer + 3840 == 11_766_034_176
+
+
+def test_the_text_encoder_of_the_newest_is_the_language_model_of_its_gemma_4():
+    """Its parameters: embeddings 262144·3840; 40 layers with q, o 4096·3840 and k, v 2048·3840, and 8 with q, o
+    8192·3840 and k 512·3840; in each three MLP matrices 15360·3840, two head norms, four norms and a scale."""
+    alike = 3840 * (3 * 15360 + 4) + 1
+    sliding, full = 3840 * (2 * 4096 + 2 * 2048) + 2 * 256, 3840 * (2 * 8192 + 512) + 2 * 512
+    shapes = declared(Gemma(Scope(jnp.bfloat16), PRESETS["ltx2.5"].text_encoder))
+    numbers = sum(map(math.prod, shapes.values()))
+    assert (len(shapes), numbers) == (666, 262144 * 3840 + 3840 + 40 * sliding + 8 * full + 48 * alike)
 
 
 def test_every_published_model_is_described():
@@ -56,11 +71,11 @@ def test_every_published_upsampler_is_described_with_its_size():
     for name, arch in UPSAMPLERS.items():
         assert not list(arch.conflicts())
         numbers = sum(map(math.prod, declared(LatentUpsampler(Scope(jnp.bfloat16), arch)).values()))
-        assert 0 < sizes[name] - 2 * numbers < 30_000
+        assert 0 < sizes[name] - 2 * numbers < 50_000
 
 
 @pytest.mark.parametrize("name", ["someone/model", "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors"])
 def test_unknown_checkpoints_are_refused(name: str):
     with pytest.raises(UsageError, match=f"{name} is not on this machine") as error:
         preset_checkpoint(name)
-    assert error.value.hint.endswith("lists: ltx2, ltx2.3")
+    assert error.value.hint.endswith("lists: ltx2, ltx2.3, ltx2.5")

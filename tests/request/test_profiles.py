@@ -411,7 +411,11 @@ def test_values_of_a_file_stay_under_any_model(page: Page):
 @pytest.mark.parametrize(
     ("keys", "sentence", "hint"),
     [
-        ({"model": "dmo"}, "unknown model `dmo`; closest: `demo`", "known: `demo`, `ltx2`, `ltx2.3`, a folder"),
+        (
+            {"model": "dmo"},
+            "unknown model `dmo`; closest: `demo`",
+            "known: `demo`, `ltx2`, `ltx2.3`, `ltx2.5`, a folder",
+        ),
         ({"model": "/not/there"}, "there is no folder or file `/not/there`", "REPO[/FILE][@REV]"),
         ({"sharding": "ironwod"}, "unknown sharding profile `ironwod`; closest: `ironwood`", "`gpu`, `ironwood`,"),
         (

@@ -15,7 +15,7 @@ from ltx2_cli.models.vocoder import VocoderWithBWEArch
 from ltx2_cli.plan.remarks import TRAINED_ON_FILE
 from ltx2_cli.weights.declare import M, map_weights
 from ltx2_cli.weights.published import UPSAMPLER
-from tools.train_demo.arch import TEXT_CONFIG, UPSAMPLER_ARCH
+from tools.train_demo.arch import UPSAMPLER_ARCH
 from tools.train_demo.clips import TRAINING_CLIPS
 from tools.train_demo.words import write_tokenizer
 from tools.train_demo.world import FPS, NUM_FRAMES
@@ -26,7 +26,7 @@ def ship(networks: dict[str, nnx.Module], arch: Arch, folder: Path) -> None:
     """Write `networks`, by the names of their folders, as they are, and all that stands beside them."""
     extended = isinstance(arch.vocoder, VocoderWithBWEArch)
     configs = {
-        TEXT_ENCODER: TEXT_CONFIG,
+        TEXT_ENCODER: json.loads(arch.text_encoder.config),
         "connectors": _config("LTX2TextConnectors", arch.connectors),
         "transformer": _config("LTX2VideoTransformer3DModel", arch.transformer),
         "vae": _config("AutoencoderKLLTX2Video", arch.vae) | _for_each_stage(arch.vae),
@@ -77,7 +77,7 @@ def _index(configs: dict[str, Config], scheduler: Config) -> Config:
     names = [name for name in configs if name not in (TEXT_ENCODER, UPSAMPLER)]
     return {
         "_class_name": "LTX2Pipeline",
-        TEXT_ENCODER: ["transformers", *TEXT_CONFIG["architectures"]],
+        TEXT_ENCODER: ["transformers", *configs[TEXT_ENCODER]["architectures"]],
         "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
         "scheduler": ["diffusers", scheduler["_class_name"]],
         **{name: [places.get(name, "diffusers"), configs[name]["_class_name"]] for name in names},

@@ -1,0 +1,149 @@
+"""LTX-2.5 as it is published: a folder of diffusers, and the files that ComfyUI reads; and its recipe."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ltx2_cli import load, read_spec, resolve
+from ltx2_cli.core.report import Report
+from ltx2_cli.errors import UsageError
+from ltx2_cli.models.networks import BUILDERS
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.weights.checkpoint import TensorFiles
+from ltx2_cli.weights.hub import DEMO_FOLDER
+from ltx2_cli.weights.published import AUDIO_VAE_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE
+from model_versions import LTX2_5, other_text_encoder, random_folder
+from program import run_program
+from split_files import split
+
+NAME = "ltx-2.5-22b-distilled-transformer-bf16.safetensors"
+SMALL = {"height": 128, "width": 128, "num_frames": 9, "max_sequence_length": 32}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_folder(LTX2_5, tmp_path_factory.mktemp("folder"))
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split(folder, LTX2_5, tmp_path_factory.mktemp("models"), NAME)
+
+
+def plan_of(model: Path, **keys: object) -> Plan:
+    exact = {"dtype": "float32", "text_encoder_dtype": "float32", "negative_prompt": "", "seed": 3}
+    return resolve(read_spec({"model": str(model), "prompt": "rain", **SMALL, **exact, **keys}))
+
+
+def copied(file: Path, root: Path) -> Path:
+    """The denoiser of a copy of the files, to be changed: those of weights are links."""
+    for path in file.parents[1].rglob("*.safetensors"):
+        place = root / path.relative_to(file.parents[1])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.hardlink_to(path)
+    return root / file.relative_to(file.parents[1])
+
+
+def restated(path: Path, **metadata: str) -> None:
+    """The same tensors with other metadata."""
+    tensors, before = load_file(path), TensorFiles(path).metadata
+    path.unlink()
+    save_file(tensors, path, before | metadata)
+
+
+def test_the_files_hold_the_networks_of_the_folder(folder: Path, file: Path) -> None:
+    upsampler = {"second_stage.upsampler": str(folder / "latent_upsampler")}
+    plans = plan_of(folder), plan_of(file, **upsampler)
+    assert plans[0].arch == plans[1].arch == LTX2_5
+    for name in ("text_encoder", *BUILDERS):
+        arrays = []
+        for plan in plans:
+            with load(plan).use(name, Report()) as module:
+                arrays.append([np.asarray(array) for array in jax.tree.leaves(module)])
+        for one, other in zip(*arrays, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+
+
+@pytest.mark.slow
+def test_the_files_make_a_clip(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--model", str(file), "--recipe", "one_stage", "--height=64", "--width=64", "--num-frames=9", "--steps=1"]
+    off = [f"--{kind}={value}" for kind, value in (("guidance-scale", 1), ("stg-scale", 0), ("modality-scale", 1))]
+    clip = tmp_path / "clip.mp4"
+    more = ["--no-audio", "--set", "max_sequence_length=32", "-o", str(clip)]
+    assert run_program(monkeypatch, "generate", "rain", *words, *off, *more) == 0
+    assert clip.stat().st_size > 0
+
+
+def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(folder: Path) -> None:
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    plan = plan_of(folder, recipe="distilled")
+    assert [(stage.sampler, stage.eta) for stage in plan.stages] == [("euler_ancestral", 1.0), ("euler", 1.0)]
+    assert [len(stage.sigmas) - 1 for stage in plan.stages] == [8, 3]
+    assert [stage.marks_keyframes for stage in plan.stages] == [True, True]
+    assert plan.spec.image_crf == 18
+    theirs = plan_of(folder, recipe="distilled", compat="diffusers")
+    assert [(stage.sampler, stage.marks_keyframes) for stage in theirs.stages] == [("euler", False)] * 2
+    assert plan_of(folder).spec.recipe == "one_stage"
+    usual = scheduler.read_text()
+    scheduler.write_text(json.dumps({"use_dynamic_shifting": False, "shift_terminal": None}))
+    try:
+        assert plan_of(folder).spec.recipe == "distilled"
+    finally:
+        scheduler.write_text(usual)
+
+
+@pytest.mark.parametrize("lost", [TEXT_ENCODER_FILE, VIDEO_VAE_FILE, AUDIO_VAE_FILE])
+def test_a_lost_file_is_named(file: Path, tmp_path: Path, lost: str) -> None:
+    denoiser = copied(file, tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(UsageError, match=f"{tmp_path / lost}") as caught:
+        plan_of(denoiser)
+    assert "beside `diffusion_models`" in caught.value.hint
+
+
+def test_another_text_encoder_is_refused_by_name(file: Path, tmp_path: Path) -> None:
+    own = "LTX-2.5 was trained with a Gemma-4 of its own"
+    other_text_encoder(tmp_path / "gemma-3")
+    with pytest.raises(UsageError, match=f"gemma-3 holds Gemma-3, {own}"):
+        plan_of(file, text_encoder=str(tmp_path / "gemma-3"))
+    (tmp_path / "gemma-4").mkdir()
+    (tmp_path / "gemma-4" / "config.json").write_text(json.dumps({"model_type": "gemma4_unified"}))
+    with pytest.raises(UsageError, match=f"gemma-4 holds Gemma-4, {own}"):
+        plan_of(file, text_encoder=str(tmp_path / "gemma-4"))
+    save_file({"model.embed_tokens.weight": np.zeros((2, 2), np.float32)}, tmp_path / "stock.safetensors")
+    with pytest.raises(
+        UsageError, match=f"stock.safetensors holds another text encoder: it has no gemma_config.*{own}"
+    ):
+        plan_of(file, text_encoder=str(tmp_path / "stock.safetensors"))
+
+
+def test_a_text_encoder_of_another_training_is_refused(file: Path, tmp_path: Path) -> None:
+    denoiser = copied(file, tmp_path)
+    restated(denoiser, gemma_source_checkpoint=json.dumps({"gemma_version": "gemma4-12b-ltx-v2"}))
+    with pytest.raises(UsageError, match=r"trained with the text encoder gemma4-12b-ltx-v2, .* is gemma4-12b-ltx-v1"):
+        plan_of(denoiser)
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["Gemma-3 in LTX-2.5", "Gemma-4 in LTX-2.3"])
+def test_a_text_encoder_of_the_other_generation_is_refused(folder: Path, tmp_path: Path, swapped: bool) -> None:
+    model, other = (DEMO_FOLDER, folder) if swapped else (folder, DEMO_FOLDER)
+    for source, names in ((model, {*os.listdir(model)} - {"text_encoder"}), (other, {"text_encoder"})):
+        for name in names & {each.name for each in source.iterdir() if each.is_dir()}:
+            shutil.copytree(source / name, tmp_path / name, copy_function=os.link)
+    said = "Gemma-4 and Gemma-3" if swapped else "Gemma-3 and Gemma-4"
+    with pytest.raises(UsageError, match=f"the one that the transformer was trained with differ: {said}"):
+        plan_of(tmp_path)
+
+
+def test_metadata_that_contradict_the_tensors_are_refused(file: Path, tmp_path: Path) -> None:
+    denoiser = copied(file, tmp_path)
+    restated(tmp_path / VIDEO_VAE_FILE, config=json.dumps({"vae": {"norm_layer": "group_norm"}}))
+    restated(denoiser, model_version="2.3")
+    with pytest.raises(UsageError, match=r"vae.norm_layer is 'group_norm'.*model_version is '2.3', .* of ltx2.5"):
+        plan_of(denoiser)
