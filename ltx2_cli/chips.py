@@ -51,7 +51,7 @@ class Chip:
     # The two rates of eight bits are from memory of the same pages, which were not read for them.
     int8_ops: float = 0.0  # a second, dense; 0: slower than bfloat16, or not published
     fp8_flops: float = 0.0  # the same of float8_e4m3fn
-    keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out anew
+    keeps_activations: bool = False  # the compiler keeps all of the audio's activations, and weights laid out again
     # Of a GPU, for XLA's compiler.
     compute_capability: str = ""  # such as 9.0; none for what is no GPU of NVIDIA
     multiprocessors: int = 0

@@ -172,7 +172,7 @@ def check_outputs(
     existing = [file for file in files if os.path.lexists(file.path) and file.path not in own and not force]
     for path, option in sorted(existing, key=lambda file: file.path.suffix != RUN):
         if path.suffix == RUN:
-            raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, --force begins anew")
+            raise UsageError(f"{path} is an unfinished run", f"`ltx2 resume {path}` goes on, --force starts over")
         raise UsageError(f"{path} exists", f"--force overwrites it, or name another: {named_by(option, 'FILE')}")
 
 

@@ -136,7 +136,7 @@ class Preview:
 
 
 def clean_latents(before: np.ndarray, after: np.ndarray, first: float, last: float) -> np.ndarray:
-    """Where latents are bound that went from the noise level `first` to `last`, on a straight line."""
+    """Clean latents: the end of the straight line through those at the noise levels `first` and `last`."""
     return after - last * (after - before) / (last - first)
 
 

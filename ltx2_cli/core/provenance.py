@@ -87,7 +87,7 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
             source,
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        hint = "make the clip anew from its request"
+        hint = "make the clip again from its request"
         raise UsageError(f"{place} is damaged: its `{PROVENANCE}` is not what was written", hint) from error
 
 

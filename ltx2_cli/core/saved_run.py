@@ -105,7 +105,7 @@ def open_saved_run(path: Path) -> SavedRun:
 
 
 def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is damaged: {why}", "begin the run anew")
+    return UsageError(f"{path} is damaged: {why}", "start the run again")
 
 
 def _goal(product: Any, source: Any) -> RunGoal:

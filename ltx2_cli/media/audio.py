@@ -35,7 +35,7 @@ class Audio:
 
     @property
     def nbytes(self) -> int:
-        """Of its samples."""
+        """Bytes of its samples."""
         return self.waveform.nbytes
 
     def lasting(self, seconds: float) -> NDArray[np.float32]:

@@ -66,13 +66,13 @@ class VideoFile:
 
     @property
     def stated_fps(self) -> float:
-        """As its header states them: packets of some formats have no exact times."""
+        """Frames per second by its header: packets of some formats have no exact times."""
         stated = re.search(r"([\d.]+) fps", self.stated)
         return float(stated[1]) if stated else self.fps
 
     @property
     def bits(self) -> int:
-        """Of a value of its pixels: of `yuv420p10le` 10, of `p010le` 10, of `rgb48le` 16."""
+        """Bits of a value of its pixels: 10 of `yuv420p10le` and `p010le`, 16 of `rgb48le`."""
         stated = re.search(r", [a-z][a-z0-9]*?(\d+)[lb]e\b", self.stated)
         return 8 if stated is None else PACKED.get(int(stated[1]), int(stated[1]) % 100)
 

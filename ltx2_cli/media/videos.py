@@ -33,7 +33,7 @@ class Video:
 
     @property
     def nbytes(self) -> int:
-        """Of its frames."""
+        """Bytes of its frames."""
         return self.frames.nbytes
 
     def cropped(self, height: int, width: int) -> str:

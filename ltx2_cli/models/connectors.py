@@ -1,4 +1,4 @@
-"""From the text encoder's hidden states to the context of each stream: features, registers, a short transformer."""
+"""The text encoder's hidden states to the context of each stream: features, registers, a short transformer."""
 
 from functools import cache
 

@@ -95,11 +95,11 @@ class LatentStatistics(nnx.Module):
         self.std = scope.weight("latents_std", (features,), (None,), dtype=jnp.float32)
 
     def normalise(self, latents: jax.Array) -> jax.Array:
-        """From the encoder's scale to the denoiser's."""
+        """Latents of the encoder at the scale of the denoiser."""
         return (latents.astype(jnp.float32) - self.mean[...]) / self.std[...]
 
     def denormalise(self, latents: jax.Array) -> jax.Array:
-        """From the denoiser's scale to the decoder's."""
+        """Latents of the denoiser at the scale of the decoder."""
         return latents.astype(jnp.float32) * self.std[...] + self.mean[...]
 
 

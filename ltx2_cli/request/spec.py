@@ -45,7 +45,7 @@ class ComputeType(StrEnum):
 
 
 class Offload(StrEnum):
-    """What stays in the host's memory: nothing, or the matrices of the layers of denoiser and connectors."""
+    """Weights that stay in the host's memory: none, or the matrices of the layers of denoiser and connectors."""
 
     none = "none"
     layers = "layers"

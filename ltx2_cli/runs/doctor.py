@@ -145,7 +145,7 @@ def check_folders() -> Iterator[Finding]:
     try:
         check_place(programs, option("compile_cache"), "FOLDER")
     except UsageError as error:
-        yield Finding("cache", State.note, f"{error}; every run compiles anew", "XDG_CACHE_HOME=FOLDER")
+        yield Finding("cache", State.note, f"{error}; every run compiles again", "XDG_CACHE_HOME=FOLDER")
         return
     sizes = [file.stat().st_size for file in programs.glob("*") if file.is_file()]
     yield Finding("cache", State.ok, f"{len(sizes)} files of compiled programs, {quantity(sum(sizes))}, in {programs}")

@@ -62,7 +62,7 @@ def unfinished_state(spec: RunSpec, plan: "Plan") -> "tuple[RunState | None, str
     kept = open_saved_run(path)
     others = differences(kept.request.values, spec, path.stat().st_mtime_ns)
     if kept.goal != RunGoal(Product.clips, source=None) or any(others):
-        hint = f"`ltx2 resume {path}` goes on, --force begins anew"
+        hint = f"`ltx2 resume {path}` goes on, --force starts over"
         raise UsageError(f"{path} is an unfinished run of another request", hint)
     if changes := [*environment_changes(read_provenance(kept.request.values, str(path)), plan)]:
         return None, "; ".join(changes)

@@ -43,7 +43,7 @@ def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None
         _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
     except UsageError as error:
         return error
-    becomes = f"is begun anew: {changes}" if changes else f"goes on from {path}"
+    becomes = f"is started over: {changes}" if changes else f"goes on from {path}"
     jobs.session.report.note(f"{jobs.unit} {job.line} {becomes}")
     return None
 

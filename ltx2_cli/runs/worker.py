@@ -197,7 +197,7 @@ class Worker:
             kept, changes = unfinished_state(run.spec, run.plan)
             own, state, run.resumed = {path}, kept or state, kept is not None
             if changes:
-                self.session.report.note(f"{self.jobs.unit} {run.job.line} is begun anew: {changes}")
+                self.session.report.note(f"{self.jobs.unit} {run.job.line} is started over: {changes}")
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
         return own | owned_files(run.spec, Product.clips, state.written)
 

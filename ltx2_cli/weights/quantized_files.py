@@ -118,7 +118,7 @@ def _markings(
 
 
 def _markers(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Where each marker is, its layer, and its content: JSON or what was read of it."""
+    """The place of each marker, its layer, and its content: JSON or the values read from it."""
     key = "_quantization_metadata"
     if key in metadata:
         try:
