@@ -1,4 +1,4 @@
-"""Output for the user on stderr: stages with their times, steps with the time left, errors with hints."""
+"""Output for the user on stderr: activities with their times, steps with the time left, errors with hints."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SECONDS = 30.0  # between two lines of a log that say how far a run is
 
 
 def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
-    """The report for `stream` (stderr): live on a terminal, lines elsewhere. `verbose`: with every stage and its time.
+    """The report for `stream` (stderr): live on a terminal, lines elsewhere. `verbose`: every activity with its time.
     rich leaves out colours where NO_COLOR says so."""
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -146,15 +146,15 @@ class Plain(Report):
 
     stream: TextIO
     verbose: bool = False
-    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each stage of a name
-    bytes: int = 0  # that were moved in the current stage
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each activity of a name
+    bytes: int = 0  # that were moved in the current activity
     deferred: list[str] = field(default_factory=list)  # notes that are not printed yet
     heading: str = ""  # of the line that moves
     pause: float = SECONDS  # at least, between two lines that say how far a run is
     stepping: bool = False  # steps say how far they are themselves
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         began, self.bytes = monotonic(), 0
         with self._line(name):
             yield
@@ -199,7 +199,7 @@ class Plain(Report):
 
     @contextmanager
     def _line(self, text: str, total: int | None = None) -> Iterator[Callable[[_Work], None]]:
-        """A line while a stage or its steps run. Yields the callback of their progress. A long stage, such as a
+        """A line while an activity or its steps run. Yields the callback of their progress. A long one, such as a
         compilation, prints now and then that it continues."""
         ended, began = Event(), monotonic()
 
@@ -223,12 +223,12 @@ class Plain(Report):
             work.logged = seconds, work.done
 
     def _end(self, text: str) -> None:
-        """A stage or its steps are done."""
+        """An activity or its steps are done."""
         self.note(text)
 
 
 class Live(Plain):
-    """A `Report` for terminals: a moving line while a stage runs, and the remaining time of the run."""
+    """A `Report` for terminals: a moving line while an activity runs, and the remaining time of the run."""
 
     @cached_property
     def _console(self) -> Console:

@@ -49,9 +49,9 @@ class LiveBytes(Timings):
         self.samples.append((name, max(size.values(), default=0)))
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         self.sample(name)
-        with super().stage(name):
+        with super().activity(name):
             yield
         self.sample(f"end {name}")
 

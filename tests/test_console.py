@@ -27,9 +27,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tell(report: Report) -> None:
     report.note("seed: 5")
-    with report.stage("encode"):
+    with report.activity("encode"):
         pass
-    with report.stage("denoise"), report.steps(3) as advance:
+    with report.activity("denoise"), report.steps(3) as advance:
         advance(1)
         advance(2)
 
@@ -81,7 +81,7 @@ def test_a_log_estimates_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
     report = Plain(stream)
     for seconds in (6.0, 2.0):
-        with report.stage("decode" if seconds == 6 else "write"):
+        with report.activity("decode" if seconds == 6 else "write"):
             clock[0] += seconds
     with report.steps(40, later=5, clips=2) as advance:
         for _ in range(40):
@@ -119,7 +119,7 @@ def test_cached_programs_are_not_reported_as_compiled(monkeypatch: pytest.Monkey
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(console, "monotonic", lambda: clock[0])
     for seconds in (0.04, 3.0):
-        with Plain(stream, verbose=True).stage("compile noise"):
+        with Plain(stream, verbose=True).activity("compile noise"):
             clock[0] += seconds
     assert stream.getvalue() == "compile noise: 3.0 s\n"
 
@@ -131,10 +131,10 @@ def test_loading_says_how_fast_it_was(monkeypatch: pytest.MonkeyPatch):
     for stream in (quiet, verbose):
         report = Plain(stream, stream is verbose)
         for seconds, size in ((2.0, 3), (40.0, 38)):
-            with Timings(report).stage("load transformer"):
+            with Timings(report).activity("load transformer"):
                 clock[0] += seconds
                 Timings(report).moved(size * 10**9)
-        with report.stage("decode"):
+        with report.activity("decode"):
             clock[0] += 40
     assert quiet.getvalue() == "load transformer: 40.0 s, 38.0 GB at 0.9 GB/s\n"
     assert verbose.getvalue().splitlines() == [
@@ -151,7 +151,7 @@ def test_durations_are_formatted(seconds: float, text: str):
 
 def test_a_failed_stage_is_not_reported_as_done():
     stream = io.StringIO()
-    with pytest.raises(ZeroDivisionError), reporter(True, stream).stage("divide"):
+    with pytest.raises(ZeroDivisionError), reporter(True, stream).activity("divide"):
         raise ZeroDivisionError
     assert stream.getvalue() == ""
 
@@ -243,6 +243,6 @@ def test_long_lines_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[st
 def test_a_log_says_that_a_long_stage_goes_on() -> None:
     """Once a pause; the test ends when two lines are there."""
     stream = io.StringIO()
-    with Plain(stream, pause=0.001).stage("compile denoise"):
+    with Plain(stream, pause=0.001).activity("compile denoise"):
         while stream.getvalue().count("compile denoise: 0:00 so far\n") < 2:
             pass

@@ -64,14 +64,14 @@ def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]
     """The timings of the steps of all stages, and the seconds of each step by stage, without compilation. A refining
     stage begins from random latents: their upsampling is left out."""
     components = Components(plan)
-    with report.stage("draw weights"):
+    with report.activity("draw weights"):
         network = jax.block_until_ready(random_network(abstract_network(plan, DENOISER)))
     components.resident |= dict.fromkeys((stage.network for stage in plan.stages), network)
     components.keep(components.resident)
     contexts = jax.tree.map(_normal, abstract_contexts(plan))
     one_step = replace(plan, stages=tuple(replace(stage, sigmas=stage.sigmas[[0, -1]]) for stage in plan.stages))
     for stage in plan.stages:
-        with report.stage(f"compile {stage.name}"):
+        with report.activity(f"compile {stage.name}"):
             _run_stage(one_step, stage.name, components, contexts, Report())
     timings, seconds = Timings(report), list[list[float]]()
     for stage in plan.stages:

@@ -59,7 +59,7 @@ def _encode_videos(
     latents = dict[int, Latents]()
     placed = {video.number: video for stage in stages.values() for video in stage.placed_videos}
     clips = {number: _frames(plan.input_videos[number], video) for number, video in placed.items()}
-    with memory_for(CONDITION, plan), components.use(VIDEO_ENCODER, report) as vae, report.stage(CONDITION):
+    with memory_for(CONDITION, plan), components.use(VIDEO_ENCODER, report) as vae, report.activity(CONDITION):
         for number, stage in stages.items():
             encoded = list[np.ndarray]()
             for shown in stage.placed_videos:
@@ -126,7 +126,11 @@ def _encode_audio(
         return {}
     arch, latents = plan.arch.audio_vae, dict[int, Latents]()
     waveform = resample_on_host(audio.waveform, audio.sample_rate, arch.sample_rate)
-    with memory_for(CONDITION_AUDIO, plan), components.use(AUDIO_ENCODER, report) as vae, report.stage(CONDITION_AUDIO):
+    with (
+        memory_for(CONDITION_AUDIO, plan),
+        components.use(AUDIO_ENCODER, report) as vae,
+        report.activity(CONDITION_AUDIO),
+    ):
         for number, stage in stages.items():
             run, count = audio_program(plan, stage), stage.geometry.audio_frames
             samples = to_devices(fitted(waveform, samples_for(count, arch))[None], plan.decoding.whole)

@@ -45,7 +45,7 @@ def decode(
         }
         for first in range(0, videos, at_once):
             rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
-            with report.stage(DECODE):
+            with report.activity(DECODE):
                 frames, waveforms = _decode_rows(plan, latents, rows, networks)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)

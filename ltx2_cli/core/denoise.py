@@ -42,7 +42,7 @@ def denoise_stage(
     with memory_for(DENOISE, plan), components.use(stage.network, report) as denoiser:
         run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], condition_latents)
         if stage.draws_noise:
-            with report.stage("compile noise"):
+            with report.activity("compile noise"):
                 run.programs.noise.compile()
         while (remaining := len(plan.batches) - state.batch) > 0:
             at_once = 1 if pauses else remaining

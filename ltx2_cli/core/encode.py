@@ -81,7 +81,11 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
     where, size = text_sharding(plan, 2), plan.prompts_at_once
     run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
     batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
-    with memory_for(ENCODE_TEXT, plan), components.use("text_encoder", report) as encoder, report.stage("encode text"):
+    with (
+        memory_for(ENCODE_TEXT, plan),
+        components.use("text_encoder", report) as encoder,
+        report.activity("encode text"),
+    ):
         arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], text_sharding(plan, 1))
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
         _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
@@ -91,7 +95,7 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
 def _contexts(
     name: str, tokens: Tokens, states: list[jax.Array], plan: Plan, components: Components, report: Report
 ) -> Streams[jax.Array]:
-    with memory_for(CONNECT_TEXT, plan), components.use(name, report) as connectors, report.stage("connect text"):
+    with memory_for(CONNECT_TEXT, plan), components.use(name, report) as connectors, report.activity("connect text"):
         mask = to_devices(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connector_program(plan, name)(connectors, states, mask)
         _check_finite([finite], "text connectors", plan.dtype)

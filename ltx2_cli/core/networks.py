@@ -92,14 +92,14 @@ class Components:
             if name == DENOISER:
                 self.resident.pop(STAGE2_DENOISER, None)  # subtracting what was merged would not be exact
             spoken = name.replace("_", " ")
-            with report.stage(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
+            with report.activity(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
                 if name != STAGE2_DENOISER:  # which is mostly in memory
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.after_load(name)
         for program, compiled in self.compilations.get(name, ()):
             if not compiled.done():
-                with report.stage(f"compile {program}"):
+                with report.activity(f"compile {program}"):
                     wait([compiled])
             compiled.result()
         if self.plan.keep_resident or name in self.kept:

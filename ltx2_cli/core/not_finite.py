@@ -53,7 +53,7 @@ def locate_not_finite(run: StageRun, batch: int, start: int, latents: Streams[An
     """Raise the `NotFiniteError` that names the first step of a batch from `start` whose latents are not finite, and
     the first such part in it, as far as that can be found. The steps run again one at a time, by the same program: an
     ordinary run keeps and compiles nothing for this."""
-    with report.stage("find what is not finite"), suppress(*UNDIAGNOSABLE):
+    with report.activity("find what is not finite"), suppress(*UNDIAGNOSABLE):
         if not_finite(run.transformer):  # no step is to blame
             return
         latents = run.place(latents)

@@ -10,27 +10,27 @@ from typing import Any
 
 from ltx2_cli.artifacts.files import replacing
 
-LOAD, COMPILE = PREPARING = ("load", "compile")  # how the names begin of stages that a second run would not need
-DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the stages that end a clip
-Advance = Callable[[int], None]  # report finished steps of the current stage
+LOAD, COMPILE = PREPARING = ("load", "compile")  # begin the names of activities that a second run would not need
+DENOISE, DECODE, WRITE = "denoise", "decode", "write"  # the steps of a stage, and the activities that end a clip
+Advance = Callable[[int], None]  # report finished steps of the current activity
 
 
 class Report:
-    """Receiver of a run's progress: stages, steps within a stage, and notes. This one is silent."""
+    """Receiver of a run's progress: activities, steps within one, and notes. This one is silent."""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """The work inside is one named stage, such as `encode the prompt`. Stages do not nest."""
+    def activity(self, name: str) -> Iterator[None]:
+        """The body is one named activity, such as `encode text`. Activities do not nest."""
         yield
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
-        """The body runs `total` equal steps, part of a stage. After them the run has work of `later` such steps, and
+        """The body runs `total` equal steps of an activity. After them the run has work of `later` such steps, and
         decodes and writes `clips` clips."""
         yield lambda steps: None
 
     def moved(self, size: int) -> None:
-        """So many bytes were read or downloaded in the current stage."""
+        """So many bytes were read or downloaded in the current activity."""
 
     def part(self, text: str) -> None:
         """The current part of a longer work, such as `clip 3 of 6`."""
@@ -48,22 +48,22 @@ class Report:
 
 @dataclass
 class Timings(Report):
-    """A `Report` that measures the stages that it passes on, for a JSON file with the keys of sglang's benchmark
+    """A `Report` that measures the activities that it passes on, for a JSON file with the keys of sglang's benchmark
     reports. Stages end when the devices are done. Loading and compiling, which a server does once, are in no figure."""
 
     report: Report
     started: float = field(default_factory=perf_counter)
-    preparations: list[tuple[str, float]] = field(default_factory=list)  # stages and their seconds
-    stages: list[tuple[str, float]] = field(default_factory=list)
+    preparations: list[tuple[str, float]] = field(default_factory=list)  # activities and their seconds
+    activities: list[tuple[str, float]] = field(default_factory=list)
     denoise_steps: list[float] = field(default_factory=list)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         started = perf_counter()
-        with self.report.stage(name):
+        with self.report.activity(name):
             yield
         seconds = perf_counter() - started
-        (self.preparations if name.startswith(PREPARING) else self.stages).append((name, seconds))
+        (self.preparations if name.startswith(PREPARING) else self.activities).append((name, seconds))
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
@@ -77,7 +77,7 @@ class Timings(Report):
 
         with self.report.steps(total, later, clips) as advance:
             yield measure
-        self.stages.append((DENOISE, perf_counter() - started))
+        self.activities.append((DENOISE, perf_counter() - started))
 
     def moved(self, size: int) -> None:
         self.report.moved(size)
@@ -91,9 +91,9 @@ class Timings(Report):
         return sum(seconds for _, seconds in self.preparations)
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of all stages by name, including loading and compiling."""
+        """The seconds of all activities by name, including loading and compiling."""
         totals = dict[str, float]()
-        for name, seconds in (*self.preparations, *self.stages):
+        for name, seconds in (*self.preparations, *self.activities):
             totals[name] = totals.get(name, 0.0) + seconds
         return totals
 
@@ -101,7 +101,7 @@ class Timings(Report):
         """The measurements so far, with these facts. Steps of one call of the program have equal parts of its time."""
         return {
             "total_duration_ms": 1000 * (perf_counter() - self.started - self.prepared),
-            "steps": [{"name": name, "duration_ms": 1000 * seconds} for name, seconds in self.stages],
+            "steps": [{"name": name, "duration_ms": 1000 * seconds} for name, seconds in self.activities],
             "denoise_steps_ms": [
                 {"step": step, "duration_ms": 1000 * seconds} for step, seconds in enumerate(self.denoise_steps)
             ],

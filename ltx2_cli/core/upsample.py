@@ -30,7 +30,7 @@ def upsample(
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
         statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
-        loaded.enter_context(report.stage("upsample"))
+        loaded.enter_context(report.activity("upsample"))
         videos = [
             to_host(run(statistics, upsampler, video))
             for video in to_devices([video[None] for video in latents.video], plan.sharding.replicated)

@@ -78,7 +78,7 @@ def write(
             for clip, row in zip(clips, rows, strict=False):
                 written = row + 1
                 if first:
-                    with report.stage(WRITE):
+                    with report.activity(WRITE):
                         remark = write_clip(clip, videos[row], metadata[row])
                         write_record(record_path(videos[row]), metadata[row]["record"])
                     if remark:

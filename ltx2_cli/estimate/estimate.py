@@ -159,7 +159,7 @@ def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report
         return before
     results = []
     for program in programs:
-        with report.stage(f"compile {program.name}"):
+        with report.activity(f"compile {program.name}"):
             sharding = (
                 plan.stages[program.stage].sharding if program.network in (DENOISER, STAGE2_DENOISER) else plan.sharding
             )

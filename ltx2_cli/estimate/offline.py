@@ -116,7 +116,7 @@ class MeshSearch:
 def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> MeshSearch:
     """Try every mesh of the plan's axes by the memory of its weights, and compile the most promising that fit."""
     start = time.monotonic()
-    with report.stage("lay out meshes"):
+    with report.activity("lay out meshes"):
         tried = [estimate_plan(candidate) for candidate in meshes(plan, devices)]
     for place in [place for place, candidate in enumerate(tried) if candidate.fits][:COMPILED]:
         if time.monotonic() - start < SECONDS:

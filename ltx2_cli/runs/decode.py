@@ -82,7 +82,7 @@ def decode(
     if not session.hosts.first:
         return
     for path, kind in kinds.items():
-        with report.stage("write"):
+        with report.activity("write"):
             shown = replace(media, waveform=media.waveform[:0]) if silent and kind == ".mp4" else media
             _write(shown, path, kind, spec.prompt, file.metadata)
         session.show(path, clip_flaws(media) if path == files[0].path else ())

@@ -189,11 +189,11 @@ def check_computing(devices: "Iterable[jax.Device]", report: Report) -> Iterator
 
     local = [device for device in devices if device.process_index == jax.process_index()]
     for device in local:
-        with report.stage(f"run the demo's denoiser on {device}"):
+        with report.activity(f"run the demo's denoiser on {device}"):
             error = _attempt(partial(self_test.denoiser_error, device))
         yield _judged("self-test", f"{device}: latents", error, self_test.TOLERANCE, ANOTHER_DEVICE)
     for kernel, dtype in self_test.kernels(local[0]):
-        with report.stage(f"check attention by {kernel} in {dtype}"):
+        with report.activity(f"check attention by {kernel} in {dtype}"):
             error = _attempt(partial(self_test.kernel_error, kernel, dtype, local[0]))
         most = self_test.ATTENTION_TOLERANCE[dtype]
         yield _judged("attention", f"{kernel} in {dtype}: results", error, most, ANOTHER_KERNEL)

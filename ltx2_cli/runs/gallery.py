@@ -54,7 +54,7 @@ def gallery(folder: Path, output: Path | None, embed: bool, force: bool, as_json
         sentence = f"the clips have {quantity(size)}; a page of at most {quantity(MAX_EMBEDDED)} is written"
         raise UsageError(sentence, "leave out --embed: the page then refers to them")
     report = reporter()
-    with report.stage(f"read {len(paths)} clips"), ThreadPoolExecutor(os.cpu_count()) as threads:  # by ffmpeg
+    with report.activity(f"read {len(paths)} clips"), ThreadPoolExecutor(os.cpu_count()) as threads:  # by ffmpeg
         found = list(threads.map(partial(_entry, folder, page, embed), paths))
     problems = [str(entry) for entry in found if isinstance(entry, UsageError)]
     if problems:

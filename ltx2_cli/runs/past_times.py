@@ -111,8 +111,8 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
     if not stages or denoising is None:
         return
     steps = tuple(seconds / len(plan.batches) / stage.steps for seconds, stage in zip(denoising, stages, strict=True))
-    clips = sum(seconds for name, seconds in timings.stages if name in (DECODE, WRITE))
-    worked = sum(seconds for _, seconds in timings.stages)
+    clips = sum(seconds for name, seconds in timings.activities if name in (DECODE, WRITE))
+    worked = sum(seconds for _, seconds in timings.activities)
     compiling = sum(seconds for name, seconds in timings.preparations if name.startswith(COMPILE))
     reading, others = worked - sum(denoising) - clips, total - worked - compiling
     run = PastRun(steps, clips / len(plan.seeds), reading, compiling, cold, others)
@@ -129,7 +129,7 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
 def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
     """The seconds of each denoising stage; None if the run is not complete. A stage has one entry for all batches; the
     last stage may have one for each."""
-    found, count = [seconds for name, seconds in timings.stages if name == DENOISE], len(_stages(plan))
+    found, count = [seconds for name, seconds in timings.activities if name == DENOISE], len(_stages(plan))
     whole = len(found) - count + 1 in (1, len(plan.batches))
     return [*found[: count - 1], sum(found[count - 1 :])] if whole else None
 

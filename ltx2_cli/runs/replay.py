@@ -136,7 +136,7 @@ def told_changes(
     as `weight_changes`."""
     found = list[str]()
     if plan.checkpoint.files:  # a dry run does not fetch them
-        with report.stage("compare the weights"):
+        with report.activity("compare the weights"):
             found += weight_changes(clip, plan, changed, any_weights)
     found += provenance.environment_changes(clip.provenance, plan)
     for change in found:

@@ -83,7 +83,7 @@ class Session:
 
     def start(self) -> None:
         """Import jax and find the devices; count the programs that are compiled from here on."""
-        with synchronized(self.hosts), self.report.stage("start"):
+        with synchronized(self.hosts), self.report.activity("start"):
             from ltx2_cli.core.programs import count_compilations
 
             find_devices()
@@ -124,17 +124,17 @@ class Session:
             raise MediaCheckError(". ".join(self.flaws), "all files are written; without --strict this is no error")
 
     def _print_result(self, result: Mapping[str, object]) -> None:
-        """One line of JSON, on the first host: files, seconds in all and by stage, peaks of memory in bytes, flaws, and
-        the command's own `result`."""
+        """One line of JSON, on the first host: files, seconds in all and by activity, peaks of memory in bytes, flaws,
+        and the command's own `result`."""
         host, device = peak_bytes()
-        stages = dict[str, float]()
+        activities = dict[str, float]()
         for name, seconds in chain.from_iterable(timings.seconds().items() for timings in self.timings):
-            stages[name] = stages.get(name, 0.0) + seconds
+            activities[name] = activities.get(name, 0.0) + seconds
         facts = {
             "paths": [str(path) for path in self.shown],
             **result,
             "seconds": round(monotonic() - self.began, 3),
-            "stages": {name: round(seconds, 3) for name, seconds in stages.items()},
+            "stages": {name: round(seconds, 3) for name, seconds in activities.items()},
             "peak_memory": {"host": host, "device": device},
             "flaws": self.flaws,
         }

@@ -77,7 +77,7 @@ class Core:
         report.note(f"warm: {plan.spec.prompt}")
 
     def write(self, plan: "Core", components: None, report: Report, *more: object) -> Iterator[tuple[Path, list[str]]]:
-        with report.stage("imagine"), report.steps(2) as advance:
+        with report.activity("imagine"), report.steps(2) as advance:
             advance(2)
         if self.failure:
             raise self.failure

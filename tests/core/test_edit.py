@@ -52,7 +52,7 @@ class Notes(Report):
         self.stages, self.notes = list[str](), list[str]()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         self.stages.append(name)
         yield
 

@@ -319,7 +319,7 @@ class Notes(Report):
         self.said.append(text)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         raise Stop
         yield
 

@@ -167,7 +167,7 @@ class Order(Report):
         self.names: list[str] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         self.names.append(name)
         yield
 

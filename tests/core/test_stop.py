@@ -50,7 +50,7 @@ class Moments(Report):
                 pass  # until the thread that hears signals has asked for a stop, or this is interrupted
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         self.moment()
         yield
         self.moment()

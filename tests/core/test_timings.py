@@ -25,7 +25,7 @@ def test_timings_exclude_loading_and_compiling(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     timings = Timings(Report(), started=100.0)
     for name, seconds in (("load vae", 32.0), ("compile frames", 64.0), ("decode", 2.0)):
-        with timings.stage(name):
+        with timings.activity(name):
             clock[0] += seconds
     with timings.steps(3) as advance:
         clock[0] += 1
@@ -49,7 +49,7 @@ class Watch(Report):
         self.now, self.prepared, self.compiled = "", 0.0, list[tuple[str, str]]()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         self.now, began = name, time.perf_counter()
         yield
         self.now = ""
@@ -81,9 +81,9 @@ def test_timings_of_a_first_run_exclude_loading_and_compiling(checkpoint: Checkp
 
 def test_a_failed_stage_is_not_measured() -> None:
     timings = Timings(Report())
-    with pytest.raises(ZeroDivisionError), timings.stage("divide"):
+    with pytest.raises(ZeroDivisionError), timings.activity("divide"):
         raise ZeroDivisionError
-    assert timings.stages == []
+    assert timings.activities == []
 
 
 def test_a_trace_is_written_to_the_given_folder(tmp_path: Path) -> None:
