@@ -317,24 +317,31 @@ def _peak(request: Request, plan: Plan) -> int:
 
 def _refuse(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase of this very plan needs more memory than a device has."""
-    available, memories, device = available_memory(plan), request.memory(plan), request.devices[0]
+    available, memories = available_memory(plan), request.memory(plan)
     phase, memory = max(memories.items(), key=lambda item: item[1].peak)
     if memory.peak <= available.limit:
         return
-    limit, total = quantity(int(available.limit)), quantity(int(available.total))
-    has = f"a {device.device_kind} has {limit}"
-    if device.platform == "cpu":
-        has = f"this machine has {limit} for each of its devices"
-    elif device.platform == "gpu":
-        taken = available.limit / (1 - RESERVE) / available.total
-        part = f" of its {total}" if request.on_slice else f", the {taken:.0%} of its {total} that jax takes"
-        has += f"{part} without {RESERVE_REMARK}"
+    has = _memory_sentence(request, available)
     needs = f"to {phase} takes about {quantity(memory.peak)} of a device, {quantity(memory.weights)} of it for weights"
     if memory.peak == int(available.limit) + 1:  # stands for a size that the compiler did not state
         needs = f"to {phase} takes more"
     elif memory.loading > memory.weights + memory.activations:
         needs = f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
     raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
+
+
+def _memory_sentence(request: Request, available: DeviceMemory) -> str:
+    """The memory of each device of a request, as a part of a sentence."""
+    device = request.devices[0]
+    limit, total = quantity(int(available.limit)), quantity(int(available.total))
+    if device.platform == "cpu":
+        return f"this machine has {limit} for each of its devices"
+    has = f"a {device.device_kind} has {limit}"
+    if device.platform != "gpu":
+        return has
+    taken = available.limit / (1 - RESERVE) / available.total
+    part = f" of its {total}" if request.on_slice else f", the {taken:.0%} of its {total} that jax takes"
+    return f"{has}{part} without {RESERVE_REMARK}"
 
 
 def load(plan: Plan) -> Components:

@@ -6,7 +6,7 @@ from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE, host_byt
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import EULER
+from ltx2_cli.plan.stages import EULER, Stage
 from ltx2_cli.request.spec import ConditionSpec, Offload
 from ltx2_cli.units import quantity
 
@@ -40,18 +40,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     if spec.audio:
         yield "audio", spec.audio.path
     for stage in plan.stages:
-        if stage.source is not None and UPSAMPLE in phases:
-            yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
-        if (REFINE if stage.source else DENOISE) not in phases:
-            continue
-        if stage.network == STAGE2_DENOISER:
-            yield from (("lora", lora) for lora in spec.second_stage.lora or ())
-        video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
-        yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
-        passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
-        other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
-        steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
-        yield "denoise", f"{steps}, passes: {passes}{other}"
+        yield from _stage_rows(plan, stage, phases)
     height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
     parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
@@ -63,6 +52,23 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
     if plan.layout:
         yield "passes", plan.layout
+
+
+def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The work of a stage, as far as it is in these phases."""
+    spec = plan.spec
+    if stage.source is not None and UPSAMPLE in phases:
+        yield "upsample", spec.second_stage.upsampler or f"{spec.checkpoint}, its own upsampler"
+    if (REFINE if stage.source else DENOISE) not in phases:
+        return
+    if stage.network == STAGE2_DENOISER:
+        yield from (("lora", lora) for lora in spec.second_stage.lora or ())
+    video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
+    yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
+    passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
+    other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
+    steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
+    yield "denoise", f"{steps}, passes: {passes}{other}"
 
 
 def _condition_row(condition: ConditionSpec) -> tuple[str, str]:
