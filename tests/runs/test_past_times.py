@@ -47,7 +47,7 @@ def timings(denoising: Sequence[float], compiling: float = 0.0, clips: int = 1) 
     """What was measured of a run whose clips take 3 s each, and whose text takes 4 s."""
     stages = [("encode text", 4.0), *(("denoise", seconds) for seconds in denoising)]
     stages += [("decode", 2.0), ("write", 1.0)] * clips
-    return Timings(Report(), preparations=[("load vae", 1.0), ("compile denoise", compiling)], stages=stages)
+    return Timings(Report(), preparations=[("load vae", 1.0), ("compile denoise", compiling)], activities=stages)
 
 
 def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
