@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ltx2_cli.core.diagnose import CONDITION, CONDITION_AUDIO, check_finite, memory_for
+from ltx2_cli.core.advice import CONDITION, CONDITION_AUDIO, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.core.diagnose import memory_for
+from ltx2_cli.core.advice import memory_for
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.not_finite import check_stage, locate_not_finite
 from ltx2_cli.core.report import DENOISE, Advance, Report

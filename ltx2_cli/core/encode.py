@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ltx2_cli.core.diagnose import CONNECT_TEXT, ENCODE_TEXT, memory_for
+from ltx2_cli.core.advice import CONNECT_TEXT, ENCODE_TEXT, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report

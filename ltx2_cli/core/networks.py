@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from ltx2_cli.background import in_background
-from ltx2_cli.core.diagnose import (
+from ltx2_cli.core.advice import (
     LOAD,
     memory_for,
 )

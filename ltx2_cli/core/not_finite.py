@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.core.diagnose import in_float32
+from ltx2_cli.core.advice import in_float32
 from ltx2_cli.core.programs import UNDIAGNOSABLE
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.stage_programs import StageRun, in_its_dtype

@@ -6,7 +6,7 @@ from math import prod
 import jax
 import numpy as np
 
-from ltx2_cli.core.diagnose import UPSAMPLE, check_finite, memory_for
+from ltx2_cli.core.advice import UPSAMPLE, check_finite, memory_for
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report

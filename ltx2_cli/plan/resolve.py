@@ -15,7 +15,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
-from ltx2_cli.plan import conditions, recipe, remarks, stages
+from ltx2_cli.plan import conditions, recipe, request_warnings, stages
 from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_tiling
 from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import (
@@ -162,7 +162,7 @@ def build_plan(
     arch, networks, by = inputs.checkpoint.arch, inputs.networks, inputs.upsampling
     spec = stages.upsampled_spec(spec, arch, by, source) if by and source else spec
     spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
-    remarks.check_clip(spec, arch)
+    request_warnings.check_clip(spec, arch)
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
     placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
@@ -183,12 +183,12 @@ def build_plan(
     decoding, decode_budget = _plan_decoding(spec, inputs, all_stages[-1], sharding)
     edit = edit_of(spec, inputs.input_videos, all_stages[-1].geometry)
     warnings = (
-        *remarks.recipe_warnings(spec, arch),
+        *request_warnings.recipe_warnings(spec, arch),
         *unused_options(ResolvedRequest(spec, guidance, by.time if by else None, source is not None)),
         *((slow,) if slow else ()),
-        *remarks.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
+        *request_warnings.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),
-        *remarks.checkpoint_warnings(spec, inputs.checkpoint, networks, all_stages),
+        *request_warnings.checkpoint_warnings(spec, inputs.checkpoint, networks, all_stages),
     )
     return Plan(
         **{field.name: vars(inputs)[field.name] for field in fields(PlanInputs)},

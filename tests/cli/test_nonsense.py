@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ltx2_cli.plan.remarks import request_warnings
+from ltx2_cli.plan.request_warnings import request_warnings
 from ltx2_cli.request.profiles import read_spec
 from program import run_program
 

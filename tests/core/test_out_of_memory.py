@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.core import decode, encode, networks
-from ltx2_cli.core.diagnose import ENCODE_TEXT, memory_for
+from ltx2_cli.core.advice import ENCODE_TEXT, memory_for
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases

@@ -19,7 +19,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.plan.open import missing_downloads
 from ltx2_cli.plan.recipe import apply_recipe, is_distilled
-from ltx2_cli.plan.remarks import TRAINED_ON_FILE, recipe_warnings
+from ltx2_cli.plan.request_warnings import TRAINED_ON_FILE, recipe_warnings
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.hub import DEMO_FOLDER

@@ -8,7 +8,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.open_checkpoint import open_folder
-from ltx2_cli.plan.remarks import (
+from ltx2_cli.plan.request_warnings import (
     TRAINED_ON_FILE,
     TrainedOn,
     checkpoint_warnings,

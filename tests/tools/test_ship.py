@@ -9,7 +9,7 @@ from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from clips import ALL_ON, Checkpoint, Size, check_latents, check_media
 from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.upsampler import open_upsampler
-from ltx2_cli.plan.remarks import read_trained_on
+from ltx2_cli.plan.request_warnings import read_trained_on
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.published import UPSAMPLER

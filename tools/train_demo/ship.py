@@ -12,7 +12,7 @@ from ltx2_cli.models.config import Config, NetworkArch
 from ltx2_cli.models.networks import TEXT_ENCODER
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderWithBWEArch
-from ltx2_cli.plan.remarks import TRAINED_ON_FILE
+from ltx2_cli.plan.request_warnings import TRAINED_ON_FILE
 from ltx2_cli.weights.declare import M, map_weights
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import UPSAMPLER_ARCH
