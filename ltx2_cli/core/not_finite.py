@@ -70,10 +70,10 @@ def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
     latents, sigma = run.place((before, run.phase.stage.sigmas[step]))
     parts = (
         "the text that the denoiser reads is not finite",
-        "what enters its first block is not finite",
+        "the input of its first block is not finite",
         *(f"block {block} of {layers} is the first whose output is not" for block in range(1, layers + 1)),
-        "the output of every block is finite, what the denoiser makes of it is not",
-        "what the denoiser makes is finite, what guidance and the step make of it is not",
+        "the output of every block is finite, that of the denoiser is not",
+        "the output of the denoiser is finite, that of guidance and the step is not",
     )
     with suppress(*UNDIAGNOSABLE):
         finite_parts = jitted(_finite_parts, sharding.replicated, sharding)  # compiled only here

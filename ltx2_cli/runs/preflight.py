@@ -141,7 +141,7 @@ def plan_facts(plan: Plan) -> Facts:
     contents["noise"] = user_path(plan.spec.initial_noise).read_bytes() if plan.spec.initial_noise else b""
     contents["input video"] = "".join(video.sha256 for video in plan.input_videos).encode()
     contents["input audio"] = plan.input_audio.sha256.encode() if plan.input_audio else b""
-    facts = {f"what {name} holds": short_digest(content) for name, content in contents.items()}
+    facts = {f"content of {name}": short_digest(content) for name, content in contents.items()}
     facts |= {"mesh": plan.sharding.text, "weights": plan.spec.weights.value, "compute": plan.spec.compute.value}
     return {**{f"version of {package}": version for package, version in versions().items()}, **facts}
 

@@ -248,7 +248,7 @@ def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str
     if different is None:
         return
     raise RunError(
-        f"what was made again is not {first.path}: {different} is the first that differs",
+        f"the clip made again differs from {first.path}: {different} is the first that differs",
         "; ".join(changes) or "request, weights, versions and devices are the same: something here computes by chance",
     )
 

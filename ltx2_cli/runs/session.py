@@ -222,7 +222,7 @@ def request_facts(spec: RunSpec) -> Facts:
 
 def file_facts(files: Iterable[Path]) -> Facts:
     """Facts of files: a hash of their content."""
-    return {f"what {path.name} holds": short_digest(path.read_bytes()) for path in files}
+    return {f"content of {path.name}": short_digest(path.read_bytes()) for path in files}
 
 
 def short_digest(content: bytes) -> str:

@@ -96,4 +96,4 @@ def test_different_files_are_different_facts(plan: Plan, tmp_path: Path) -> None
         save_file({"video": np.full(3, number)}, tmp_path / "noise")
         noises.append(plan_facts(replace(plan, spec=replace(plan.spec, initial_noise=str(tmp_path / "noise")))))
     for one, other, what in ((plan_facts(plan), plan_facts(changed), "vae"), (*noises, "noise")):
-        assert [fact for fact in one if one[fact] != other[fact]] == [f"what {what} holds"]
+        assert [fact for fact in one if one[fact] != other[fact]] == [f"content of {what}"]

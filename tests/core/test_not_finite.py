@@ -103,9 +103,9 @@ def test_the_step_of_the_second_stage_is_named(broken: Checkpoint, second: dict[
 @pytest.mark.parametrize(
     ("tensor", "stream", "part"),
     [
-        ("proj_in.weight", "video", "what enters its first block is not finite"),
+        ("proj_in.weight", "video", "the input of its first block is not finite"),
         ("audio_caption_projection.linear_2.weight", "video", "the text that the denoiser reads is not finite"),
-        ("audio_proj_out.weight", "audio", "the output of every block is finite, what the denoiser makes of it is not"),
+        ("audio_proj_out.weight", "audio", "the output of every block is finite, that of the denoiser is not"),
     ],
 )
 def test_a_fault_outside_the_blocks_is_named(broken: Checkpoint, tensor: str, stream: str, part: str) -> None:
@@ -122,7 +122,7 @@ def test_a_fault_of_guidance_suggests_lower_scales(checkpoint: Checkpoint) -> No
         final_latents(replace(plan, stages=(replace(stage, guidance=stage.guidance._replace(audio=audio)),)))
     assert str(caught.value) == (
         "the audio latents of stage 1 are not finite after step 1 of 8:"
-        " what the denoiser makes is finite, what guidance and the step make of it is not"
+        " the output of the denoiser is finite, that of guidance and the step is not"
     )
     assert caught.value.hint.startswith("lower the guidance scales, or ")
 

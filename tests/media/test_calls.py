@@ -34,7 +34,7 @@ Started = Callable[..., Counter[str]]
 
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
-    """25 frames and a second of sound, with a record; its rate, 24000 / 1001, has no end in decimals."""
+    """25 frames and a second of audio, with a record; its rate, 24000 / 1001, has no end in decimals."""
     spec = replace(read_spec(RECORD, fps=24000 / 1001), num_videos=1)
     record = to_yaml(spec, {"ltx2": "0", "devices": "none", "model_version": "ltx2"})
     frames = np.random.default_rng(0).integers(0, 256, (25, 64, 96, 3), np.uint8)
@@ -61,7 +61,7 @@ def started(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
 
 
 @pytest.mark.parametrize(
-    ("arguments", "facts", "pictures", "sounds"),
+    ("arguments", "facts", "video", "audio"),
     [
         (("info", "fox.mp4"), 1, 0, 0),
         (("gallery", "."), 1, 0, 0),
@@ -78,9 +78,9 @@ def started(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_ffmpeg_is_started_once_for_each_purpose(
-    started: Started, arguments: tuple[str, ...], facts: int, pictures: int, sounds: int
+    started: Started, arguments: tuple[str, ...], facts: int, video: int, audio: int
 ) -> None:
-    expected = {"ffmetadata framecrc": facts, "image2pipe": pictures, "au": sounds}
+    expected = {"ffmetadata framecrc": facts, "image2pipe": video, "au": audio}
     assert started(*arguments) == Counter(expected)
 
 
@@ -124,7 +124,7 @@ def test_a_request_is_parsed_and_planned_once_and_its_files_are_opened_once(
                 os.utime(model / file)
 
 
-def test_a_picture_of_16_bits_is_converted_once(started: Started, tmp_path: Path) -> None:
+def test_an_image_of_16_bits_is_converted_once(started: Started, tmp_path: Path) -> None:
     ffmpeg("-f", "lavfi", "-i", "testsrc=s=128x128", "-frames:v", 1, "-pix_fmt", "rgb48be", tmp_path / "deep.png")
     assert started(*GENERATE, "--image", "deep.png") == {"png_pipe rawvideo": 1}
 
