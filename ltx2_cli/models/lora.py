@@ -9,7 +9,7 @@ from flax import nnx
 
 from ltx2_cli.diffusion.geometry import ReferenceScale
 from ltx2_cli.errors import UnknownNetworkError, UsageError
-from ltx2_cli.models.config import RENAMINGS
+from ltx2_cli.models.config import LAYOUTS, RENAMINGS
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spelling import typed
@@ -22,7 +22,7 @@ from ltx2_cli.weights.tensors import shape_text
 TARGETED = ("transformer", "connectors")
 ORIGINAL = "model.diffusion_model."
 PEFT = "base_model.model."
-NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3"}
+NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3", "ltx2.5": "LTX-2.5"}
 WEIGHT = ".weight"
 REFERENCE_KEYS = ("reference_downscale_factor", "reference_temporal_scale_factor")  # in a file's metadata
 IN_CONTEXT = "ic-lora"  # in the names of those that say nothing of it in their metadata
@@ -109,7 +109,7 @@ def _problems(
     listed = count_and_list(mismatches)
     wanted_version = version_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
     model, version = NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)
-    other = version is not None and version != wanted_version
+    other = version is not None and LAYOUTS.get(version, version) != wanted_version
     if not listed and not other:
         return
     count = f"{matching} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"

@@ -1,7 +1,7 @@
 """Warnings about a complete request, and checks of its clip against a checkpoint."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import EIGHT_BITS, Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
+from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
     DISTILLED,
     ONE_STAGE,
@@ -25,9 +26,10 @@ from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, WeightType
 from ltx2_cli.request.spelling import option, typed
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 from ltx2_cli.weights.declare import weights
-from ltx2_cli.weights.lora import parse_lora
+from ltx2_cli.weights.lora import parse_lora, stated_version
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 from ltx2_cli.weights.tensors import MatrixType
+from ltx2_cli.weights.transfer import LoraDeltas
 
 MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 
@@ -106,14 +108,23 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
-def checkpoint_warnings(
-    spec: RunSpec, checkpoint: Checkpoint, networks: Networks, stages: Sequence[Stage]
-) -> Iterator[str]:
-    """Sentences about a clip unlike the training clips, about matrices that are rounded, and about products that the
-    devices only emulate."""
+def _of_other_versions(deltas: Mapping[str, LoraDeltas], model_version: str) -> Iterator[str]:
+    """Sentences on LoRAs whose file states that it was made for another model version with the same layers."""
+    sums = (delta for network in deltas.values() for delta in network.values())
+    for lora in {lora.path: lora for delta in sums for lora, _, _ in delta.parts}.values():
+        made_for = stated_version(lora)
+        if made_for not in (None, model_version):
+            yield f"{lora.path} was made for {made_for}: {model_version} has the same layers, with other weights"
+
+
+def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stage]) -> Iterator[str]:
+    """Sentences about a clip unlike the training clips, about matrices that are rounded, about products that the
+    devices only emulate, and about LoRAs of another model version."""
+    checkpoint = inputs.checkpoint
     yield from _untrained(spec, checkpoint, stages)
-    yield from _rounded(spec, checkpoint, networks)
+    yield from _rounded(spec, checkpoint, inputs.networks)
     yield from _emulated(checkpoint.matrices(spec).transformer, stages)
+    yield from _of_other_versions(inputs.lora_deltas, checkpoint.arch.model_version)
 
 
 def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:

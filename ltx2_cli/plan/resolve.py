@@ -188,7 +188,7 @@ def build_plan(
         *((slow,) if slow else ()),
         *request_warnings.condition_remarks(spec, inputs.input_videos, inputs.input_audio, edit),
         *layout_warnings(sharding, arch.transformer.num_attention_heads, decoding, decode_budget),
-        *request_warnings.checkpoint_warnings(spec, inputs.checkpoint, networks, all_stages),
+        *request_warnings.checkpoint_warnings(spec, inputs, all_stages),
     )
     return Plan(
         **{field.name: vars(inputs)[field.name] for field in fields(PlanInputs)},

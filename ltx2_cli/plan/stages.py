@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
-from ltx2_cli.diffusion.denoise import Pass, needed_passes
+from ltx2_cli.diffusion.denoise import Pass, Schedule, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, Shape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.networks import PRESETS
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
 from ltx2_cli.plan.edit import edit_of
@@ -188,11 +189,19 @@ def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, 
         assert spec.num_inference_steps is not None
         own = spec.follows_diffusers and spec.running.video
         tokens = geometry.video_tokens if own else REFERENCE_TOKENS
-        sigmas = arch.scheduler.sigmas(spec.num_inference_steps, tokens)
+        sigmas = schedule_of(spec, arch).sigmas(spec.num_inference_steps, tokens)
     passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
     assert spec.sampler is not None
     return replace(_with_conditions(stage, spec, inputs), sampler=spec.sampler, eta=spec.eta)
+
+
+def schedule_of(spec: RunSpec, arch: Arch) -> Schedule:
+    """The schedule of the denoiser: that of its checkpoint. A denoiser from a file of its own has the published one if
+    the checkpoint's scheduler computes no noise levels, as that of a distilled one."""
+    own, published = arch.scheduler, PRESETS[arch.model_version].scheduler
+    computes = own.use_dynamic_shifting or own.shift_terminal
+    return own if computes or spec.transformer is None else published
 
 
 def _second_stage(

@@ -39,17 +39,17 @@ class Download:
 
 
 class _Repo:
-    """The parts of `REPO[/FILE][@revision]`; `beside`: the files that are needed with FILE."""
+    """The parts of `REPO[/FILE][@revision]`."""
 
     def __init__(self, checkpoint: str):
         name, _, revision = checkpoint.partition("@")
         parts = name.split("/")
         self.id, self.file, self.revision = "/".join(parts[:2]), "/".join(parts[2:]), revision or None
-        self.beside = companions(self.file)
 
     def patterns(self, wanted: Sequence[str]) -> list[str]:
-        """Patterns of the needed files: those of FILE, or `wanted`."""
-        return [escape(self.file), *self.beside] if self.file else [*wanted]
+        """Patterns of the needed files, `wanted` of a folder: those, or FILE, with those beside it of a split model."""
+        beside = companions(self.file) if wanted else ()
+        return [escape(self.file), *beside] if self.file else [*wanted]
 
 
 def as_path(checkpoint: str) -> Path:
@@ -117,9 +117,10 @@ def _fetch(repo: _Repo, wanted: Sequence[str], local_only: bool = False, reason:
     `LocalEntryNotFoundError` with the cause `reason`."""
     options = {"revision": repo.revision, "local_files_only": local_only}
     try:
-        if repo.file and not repo.beside:
+        patterns = repo.patterns(wanted)
+        if repo.file and len(patterns) == 1:
             return Path(hf.hf_hub_download(repo.id, repo.file, **options))
-        return Path(hf.snapshot_download(repo.id, allow_patterns=repo.patterns(wanted), **options)) / repo.file
+        return Path(hf.snapshot_download(repo.id, allow_patterns=patterns, **options)) / repo.file
     except errors.LocalEntryNotFoundError as absent:
         raise absent from reason or absent.__cause__
 

@@ -48,8 +48,8 @@ MARKS = {
 Keys = dict[str, list[str]]  # of a target: the names of its factors `a` and `b`, and of its `alpha`
 MODULATION = re.compile(r"(audio_)?(adaln_single|time_embed)")
 MODULATION_ROWS = {6: "ltx2", 9: "ltx2.3"}  # that one embedding of the noise level becomes
-VERSION = re.compile(r"(?:^|ltx[-_ ]?)2\.([03])", re.IGNORECASE)
-VERSIONS = {"0": "ltx2", "3": "ltx2.3"}
+VERSION = re.compile(r"(?:^|ltx[-_ ]?)2\.([035])", re.IGNORECASE)
+VERSIONS = {"0": "ltx2", "3": "ltx2.3", "5": "ltx2.5"}  # the last two have the same linear layers
 VERSION_KEYS = ("model_version", "ss_base_model_version", "modelspec.architecture")
 
 
@@ -186,11 +186,18 @@ def _unknown_options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def model_version(lora: LoraFile) -> str | None:
-    """`ltx2` or `ltx2.3`, by the targets, else by the metadata; None if unknown."""
-    if version := version_of({target: pair.shape for target, pair in lora.pairs.items()}):
-        return version
+    """By the targets, which do not tell `ltx2.3` from `ltx2.5`, else by the metadata; None if unknown."""
+    found = version_of({target: pair.shape for target, pair in lora.pairs.items()})
     stated = {match[1] for key in VERSION_KEYS if (match := VERSION.search(lora.files.metadata.get(key, "")))}
-    return VERSIONS[stated.pop()] if len(stated) == 1 else None
+    version = VERSIONS[stated.pop()] if len(stated) == 1 else None
+    return version if found is None or version == "ltx2.5" else found
+
+
+def stated_version(lora: LoraFile) -> str | None:
+    """The model version that the metadata or the name of a file states; None: neither does."""
+    texts = [lora.files.metadata.get(key, "") for key in VERSION_KEYS]
+    found = next(filter(None, map(VERSION.search, [*texts, lora.path.name])), None)
+    return VERSIONS[found[1]] if found else None
 
 
 def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.networks import BUILDERS
+from ltx2_cli.models.networks import BUILDERS, PRESETS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
@@ -96,6 +96,35 @@ def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(
         assert plan_of(folder).spec.recipe == "distilled"
     finally:
         scheduler.write_text(usual)
+
+
+def test_a_dev_denoiser_beside_the_distilled_folder_has_the_published_schedule(
+    folder: Path, file: Path, tmp_path: Path
+) -> None:
+    distilled = shutil.copytree(folder, tmp_path / "folder", copy_function=os.link)
+    scheduler = distilled / "scheduler" / "scheduler_config.json"
+    scheduler.unlink()
+    scheduler.write_text(json.dumps({"use_dynamic_shifting": False, "shift_terminal": None}))
+    dev = tmp_path / "ltx-2.5-22b-dev-transformer-bf16.safetensors"
+    dev.hardlink_to(file)
+    steps = {"num_inference_steps": 4}
+    plan = plan_of(distilled, transformer=str(dev), **steps)
+    assert plan.spec.recipe == "one_stage"
+    np.testing.assert_array_equal(plan.stages[0].sigmas, PRESETS["ltx2.5"].scheduler.sigmas(4, 4096))
+    alone = plan_of(distilled, recipe="one_stage", **steps)
+    np.testing.assert_allclose(alone.stages[0].sigmas, [1, 0.75, 0.5, 0.25, 0])
+
+
+def test_a_lora_of_the_version_before_gets_a_warning(folder: Path, tmp_path: Path) -> None:
+    target = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    factors = {f"{target}.lora_A.weight": np.zeros((2, 128)), f"{target}.lora_B.weight": np.zeros((128, 2))}
+    files = [tmp_path / f"ltx-{version}-22b-style.safetensors" for version in ("2.3", "2.5")]
+    for path in files:
+        save_file({name: factor.astype(np.float32) for name, factor in factors.items()}, path)
+    warnings = plan_of(folder, lora=[*map(str, files)]).warnings
+    assert [warning for warning in warnings if "was made for" in warning] == [
+        f"{files[0]} was made for ltx2.3: ltx2.5 has the same layers, with other weights"
+    ]
 
 
 @pytest.mark.parametrize("lost", [TEXT_ENCODER_FILE, VIDEO_VAE_FILE, AUDIO_VAE_FILE])

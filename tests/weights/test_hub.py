@@ -15,7 +15,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.weights import hub as hub_module
 from ltx2_cli.weights.hub import Download, cached_files, check_disk_space, list_downloads, local_path, locate
-from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES, checkpoint_files
+from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES, checkpoint_files, companions
 
 MODEL = "someone/model"
 FILES = {
@@ -58,6 +58,27 @@ def test_weights_of_a_denoiser_from_elsewhere_are_not_downloaded(hub: Hub) -> No
     assert NEEDED.keys() - names(list_downloads(MODEL, wanted)) == {"transformer/diffusion_pytorch_model.safetensors"}
     assert locate(MODEL, wanted) == local_path(MODEL, wanted)
     assert local_path(MODEL, checkpoint_files(None)) is None
+
+
+def test_a_split_model_is_downloaded_with_the_files_beside_its_denoiser(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = {f"diffusion_models/{name}.safetensors": b"d" * 50 for name in ("dev", "distilled")}
+    others = companions("diffusion_models/dev.safetensors")
+    hub.files[MODEL] |= split | dict.fromkeys(others, b"o" * 20)
+    name = f"{MODEL}/diffusion_models/dev.safetensors"
+    wanted = {"diffusion_models/dev.safetensors": 50, **dict.fromkeys(others, 20)}
+    assert local_path(name, FOLDER_FILES) is None
+    assert names(list_downloads(name, FOLDER_FILES)) == wanted
+    assert names(list_downloads(name, ())) == {"diffusion_models/dev.safetensors": 50}  # beside another model
+    place = locate(name, FOLDER_FILES)
+    assert {path.name for path in place.parents[1].rglob("*.safetensors")} == {Path(other).name for other in wanted}
+    assert local_path(name, FOLDER_FILES) == place
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate(name, FOLDER_FILES) == place
+    (place.parents[1] / others[0]).unlink()
+    with pytest.raises(UsageError, match="is only in part in the local cache"):
+        locate(name, FOLDER_FILES)
 
 
 def test_only_listed_files_are_downloaded_and_none_is_missing_then(hub: Hub) -> None:
