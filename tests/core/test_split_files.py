@@ -9,7 +9,9 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
 
+from kitchen import quantised_file
 from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
@@ -68,6 +70,30 @@ def test_the_files_hold_the_networks_of_the_folder(folder: Path, file: Path) -> 
                 arrays.append([np.asarray(array) for array in jax.tree.leaves(module)])
         for one, other in zip(*arrays, strict=True):
             np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_files_in_eight_bits_are_their_numbers(file: Path, tmp_path: Path) -> None:
+    """As Lightricks' int8 files are: rotated matrices, and embeddings with a scale for each row."""
+    denoiser = copied(file, tmp_path)
+    embeddings, matrix = "embed_tokens.weight", "layers.0.mlp.up_proj.weight"
+    query = "model.diffusion_model.transformer_blocks.0.attn1.to_q.weight"
+    numbers = {}
+    for path, formats in (
+        (denoiser, {query: "convrot_64"}),
+        (tmp_path / TEXT_ENCODER_FILE, {f"model.{embeddings}": "int8_rows", f"model.{matrix}": "convrot_64"}),
+    ):
+        metadata = TensorFiles(path).metadata
+        stored, _, meant = quantised_file(load_file(path), formats, in_metadata=False)
+        path.unlink()
+        save_torch_file(stored, path, metadata)
+        numbers |= {name: meant[name] for name in formats}
+    plan = plan_of(denoiser, recipe="one_stage")
+    with load(plan).use("text_encoder", Report()) as encoder:
+        for name in (embeddings, matrix):
+            np.testing.assert_array_equal(encoder.tensors[name][...], numbers[f"model.{name}"])
+    with load(plan).use("transformer", Report()) as transformer:
+        np.testing.assert_array_equal(transformer.blocks.video.self_attention.to_q.kernel[...][0], numbers[query])
+    assert str(plan.checkpoint.files["transformer"].matrix_type) == "int8 with ConvRot in groups of 64"
 
 
 @pytest.mark.slow
