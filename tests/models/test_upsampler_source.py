@@ -38,6 +38,7 @@ EMBEDDED = {
     **SIZES,
 }
 VAE = VideoVAEArch(latent_channels=8, upsample_residual=(True, False, True))  # of no model version
+LTX2_5 = "Lightricks/LTX-2.5/latent_upscale_models/ltx-2.5-latent"
 KEYS = {
     "Lightricks/LTX-2/ltx-2-spatial-upscaler-x2-1.0.safetensors": "ltx2/latent_upsampler.tsv",
     "Lightricks/LTX-2/ltx-2-temporal-upscaler-x2-1.0.safetensors": "ltx2/temporal_upscaler_x2.tsv",
@@ -45,6 +46,8 @@ KEYS = {
     "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x2-1.1.safetensors": "ltx2.3/spatial_upscaler_x2.tsv",
     "Lightricks/LTX-2.3/ltx-2.3-spatial-upscaler-x1.5-1.0.safetensors": "ltx2.3/spatial_upscaler_x1.5.tsv",
     "Lightricks/LTX-2.3/ltx-2.3-temporal-upscaler-x2-1.0.safetensors": "ltx2/temporal_upscaler_x2.tsv",
+    f"{LTX2_5}-spatial-upscaler-x2-bf16-1.0.safetensors": "ltx2.3/spatial_upscaler_x2.tsv",
+    f"{LTX2_5}-temporal-upscaler-x2-bf16-1.0.safetensors": "ltx2/temporal_upscaler_x2.tsv",
 }
 
 
@@ -67,7 +70,8 @@ def refusal(opening: Callable[[], object]) -> UsageError:
 @pytest.mark.parametrize("name", UPSAMPLERS)
 def test_the_published_files_are_recognised_by_their_tensors(tmp_path, name):
     path = write_header(tmp_path / name.rpartition("/")[2], published(KEYS[name]))
-    arch, files = open_upsampler(path, PRESETS["ltx2.3" if "2.3" in name else "ltx2"].vae)
+    version = name.split("/")[1].lower().replace("-", "")
+    arch, files = open_upsampler(path, PRESETS[version].vae)
     assert arch.upsampling == UPSAMPLERS[name].upsampling
     assert shapes(arch) == shapes(UPSAMPLERS[name]) == published(KEYS[name])
     assert {tensor.dtype for tensor in files.values()} == {"BF16"}
