@@ -130,14 +130,20 @@ READ = tuple(f"{path}." for path in (*DATA["sizes"], *DATA["unread"]))
 
 def config_problems(config: Config, version: str, where: str) -> Iterator[UsageError]:
     """Values of `config`, except sizes, that differ from this model version's; `where` names the file. Null means the
-    published value."""
+    published value; names are alike in capitals."""
     for section in SECTIONS:
         if not isinstance(config.get(section), dict):
             yield UsageError(f"{where}: the config has no section {section}", AGAIN)
     values = _flat({section: config.get(section) for section in SECTIONS})
-    stated = {key: value for key, value in values if value is not None}
     native = Path(__file__).with_name(f"native.{LAYOUTS.get(version, version)}.json")
     published = dict(_flat(json.loads(native.read_text(encoding="utf-8"))))
+    given = {key: value for key, value in values if value is not None}
+    alike = (
+        key
+        for key, value in given.items()
+        if isinstance(value, str) and value.lower() == str(published.get(key)).lower()
+    )
+    stated = given | {key: published[key] for key in alike}
     known = {key for key in stated if f"{key}.".startswith(READ) or BLOCK_SIZES.fullmatch(key)}
     if problems := "; ".join(_not_implemented(stated, published, known)):
         yield UsageError(f"{where}: this {version} model is not implemented: {problems}", AGAIN)

@@ -49,6 +49,7 @@ def test_published_configs_are_read_as_published(version: str) -> None:
         ("transformer.dropout", 0.5),
         ("transformer.new_and_off", False),
         ("transformer.rope_type", None),
+        ("transformer.text_encoder_norm_type", "PER_TOKEN_RMS"),
         ("scheduler", {"sampler": "another"}),
         (f"{DDCONFIG}.resolution", 512),
         ("vae.decoder_blocks.0.1.inject_noise", False),
