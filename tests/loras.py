@@ -13,7 +13,7 @@ from ltx2_cli.models.config import RENAMINGS
 from ltx2_cli.weights.declare import Shape
 from parity import published
 
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8}
+BYTES = {"U8": 1, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8}
 
 
 def write_header(

@@ -1,6 +1,7 @@
 """The releases by their configs alone: the tensors that they mean are those of the published files."""
 
 import math
+from hashlib import md5
 from itertools import product
 
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.config import LAYOUTS
+from ltx2_cli.models.config import LAYOUTS, RENAMINGS
 from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.networks import BUILDERS, PRESETS, READERS, UPSAMPLERS, preset_checkpoint
 from ltx2_cli.models.upsampler import LatentUpsampler
@@ -55,6 +56,29 @@ def test_the_text_encoder_of_the_newest_is_the_language_model_of_its_gemma_4():
     shapes = declared(Gemma(Scope(jnp.bfloat16), PRESETS["ltx2.5"].text_encoder))
     numbers = sum(map(math.prod, shapes.values()))
     assert (len(shapes), numbers) == (666, 262144 * 3840 + 3840 + 40 * sliding + 8 * full + 48 * alike)
+
+
+# MD5 of "name", "name:shape" of all tensors, sorted, of the files that are published: from the table of models of
+# DiffSynth-Studio 2.1.12, which recognises files so.
+DIGESTS = {
+    (
+        "model.diffusion_model.",
+    ): "7960c5dc4626650824e36f65a8e992e9",  # transformer, and the connectors without projections
+    ("vae.",): "a1d642eecae96baa9c31d4e405564f49",  # conv; its names lack the prefix
+    ("audio_vae.", "vocoder."): "c2488315f13356abb806f9f217f1e803",
+}
+
+
+@pytest.mark.parametrize("prefixes", DIGESTS, ids="".join)
+def test_names_and_shapes_of_split_files_have_the_digests_that_are_published(prefixes: tuple[str, ...]):
+    arch, lines = vars(PRESETS["ltx2.5"]), list[str]()
+    for network, build in BUILDERS.items():
+        shapes = declared(build(Scope(jnp.bfloat16), arch[network]))
+        for ours, name in RENAMINGS[network].originals(shapes).items():
+            if name.startswith(prefixes):
+                name = name.removeprefix("vae.")
+                lines += [name, f"{name}:{'_'.join(map(str, shapes[ours]))}"]
+    assert md5(",".join(sorted(lines)).encode()).hexdigest() == DIGESTS[prefixes]
 
 
 def test_every_published_model_is_described():

@@ -73,6 +73,18 @@ def test_gemmas_own_class_puts_bos_in_front(gemma_like):
     np.testing.assert_array_equal(tokens.ids[tokens.mask], [2, 8, 5, 6])
 
 
+def test_bos_is_in_front_where_a_tokenizer_puts_none(gemma_like, tmp_path):
+    bare = shutil.copytree(gemma_like, tmp_path / "bare")
+    tokenizer = Tokenizer.from_file(str(bare / "tokenizer.json"))
+    tokenizer.post_processor = processors.Sequence([])
+    tokenizer.save(str(bare / "tokenizer.json"))
+    (bare / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "pad_token": "<pad>"})
+    )
+    tokens = tokenise(bare, ["ab", ""], 3)
+    np.testing.assert_array_equal(tokens.ids, [[0, 2, 8], [0, 0, 2]])
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UsageError, match="nowhere"):
         tokenise(tmp_path / "nowhere", ["a"], 4)
