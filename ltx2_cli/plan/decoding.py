@@ -26,6 +26,7 @@ from ltx2_cli.weights.declare import Weight, kinds, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Extent = tuple[int, int, int]  # frames, height, width
+SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
 FLOAT32 = 4  # bytes
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
@@ -68,8 +69,8 @@ def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisT
     """The tiles of the cut layers' output, whose extent is `size`. The decoder drops the leading frames of a tile's
     first position in time, so neighbouring tiles overlap by one position."""
     frames, side = receptive_field(decoder, tiles.cut)
-    along_frames = tile_axis(size[0], tiles.counts[0], frames, shared=1)
-    height, width = (tile_axis(size[axis], tiles.counts[axis], side, shared=0) for axis in (1, 2))
+    axes = zip(size, tiles.counts, (frames, side, side), SHARED, strict=True)
+    along_frames, height, width = (tile_axis(*axis) for axis in axes)
     return along_frames, height, width
 
 
@@ -104,14 +105,22 @@ def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None,
     """Approximate bytes of `decode_frames` for a video with latents of this size, without the weights; `itemsize`: of
     the convolutions' results."""
     after = activations(decoder, size)
-    most = [math.prod(extent) * channels for extent, channels in after]
-    pixels, _ = after[-1]
-    frames = 3 * math.prod(pixels) * decoder.patch_size**2
     if tiles is None:
-        return LIVE_BUFFERS * max(most) * itemsize + frames
+        return _decode_bytes(after, decoder.patch_size, itemsize)
     extent, _ = after[tiles.cut]
     seen = math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent)) / math.prod(extent)
-    at_once = LIVE_BUFFERS * max(*most[: tiles.cut + 1], seen * max(most[tiles.cut :])) + most[tiles.cut]
+    return _decode_bytes(after, decoder.patch_size, itemsize, tiles.cut, seen)
+
+
+def _decode_bytes(
+    after: list[tuple[Extent, int]], patch_size: int, itemsize: int, cut: int = 0, seen: float | None = None
+) -> int:
+    """`video_decode_bytes` by activations; `seen`: the part of the cut layers' output that a tile reads."""
+    sizes = [math.prod(extent) * channels for extent, channels in after]
+    frames = 3 * math.prod(after[-1][0]) * patch_size**2
+    if seen is None:
+        return LIVE_BUFFERS * max(sizes) * itemsize + frames
+    at_once = LIVE_BUFFERS * max(*sizes[: cut + 1], seen * max(sizes[cut:])) + sizes[cut]
     return round(at_once * itemsize) + 2 * frames
 
 
@@ -230,9 +239,9 @@ def plan_tiling(
     choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the work and the bytes of each
     for cut in (None, *reversed(upsampling)):
         for split in splits[: None if cut is None else SPLITS]:
-            part, (work, _) = split.part(size), split.cost(videos, size)
-            for tiles, factor in [(None, 1.0)] if cut is None else _tilings(decoder, cut, part, split):
-                choices.append((work * factor, video_decode_bytes(decoder, part, tiles, itemsize), split, tiles))
+            work, _ = split.cost(videos, size)
+            tilings = _tilings(decoder, cut, split.part(size), split, itemsize)
+            choices += [(work * factor, needed, split, tiles) for tiles, factor, needed in tilings]
         if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
             _, needed, split, tiles = min(fitting, key=itemgetter(0))
             break
@@ -267,14 +276,24 @@ def _even_parts(devices: int, side: int) -> list[int]:
     return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
 
 
-def _tilings(decoder: VideoDecoder, cut: int, part: Extent, split: _Split) -> Iterator[tuple[Tiles, float]]:
-    """Tiles of a device's part along sides that are not split, and their work relative to that of no tiles."""
-    extent, _ = activations(decoder, part)[cut]
+def _tilings(
+    decoder: VideoDecoder, cut: int | None, part: Extent, split: _Split, itemsize: int
+) -> Iterator[tuple[Tiles | None, float, int]]:
+    """Tiles of a device's part along sides that are not split; their work relative to that of no tiles; their bytes."""
+    after, patch_size = activations(decoder, part), decoder.patch_size
+    if cut is None:
+        yield None, 1.0, _decode_bytes(after, patch_size, itemsize)
+        return
+    (extent, _), (frames, side) = after[cut], receptive_field(decoder, cut)
     most = (extent[0], 1 if split.height > 1 else extent[1], 1 if split.width > 1 else extent[2])
-    for frames, height, width in product(*([count for count in COUNTS if count <= limit] for limit in most)):
-        tiles, count = Tiles(cut, (frames, height, width)), frames * height * width
-        read = math.prod(axis.read_size for axis in tile_video(decoder, tiles, extent))
-        yield tiles, count * read / math.prod(extent)
+    read_sizes = [  # along each axis, behind the number of tiles
+        [(count, tile_axis(length, count, halo, shared).read_size) for count in COUNTS if count <= limit]
+        for length, limit, halo, shared in zip(extent, most, (frames, side, side), SHARED, strict=True)
+    ]
+    for axes in product(*read_sizes):
+        counts, sizes = zip(*axes, strict=True)
+        seen = math.prod(sizes) / math.prod(extent)
+        yield Tiles(cut, counts), math.prod(counts) * seen, _decode_bytes(after, patch_size, itemsize, cut, seen)
 
 
 def bytes_left_after(all_resident: bool, networks: Networks, sharding: ShardingPlan, names: Collection[str]) -> float:
