@@ -126,15 +126,17 @@ def network_options(spec: RunSpec) -> tuple[object, ...]:
     return spec.dtype, spec.text_encoder_dtype, spec.scan_layers, not spec.follows_diffusers, spec.running
 
 
+@lru_cache(maxsize=4)
 def video_encoder(arch: Arch, dtype: DType) -> VideoVAE:
-    """The video autoencoder without its decoder and without weights."""
+    """The video autoencoder without its decoder and without weights. Built once, as `Checkpoint.networks`."""
     vae = VideoVAE(Scope(dtype.value), arch.vae)
     del vae.decoder
     return vae
 
 
+@lru_cache(maxsize=4)
 def audio_encoder(arch: Arch, dtype: DType) -> AudioVAE:
-    """The audio autoencoder without its decoder and without weights."""
+    """The audio autoencoder without its decoder and without weights. Built once, as `Checkpoint.networks`."""
     vae = AudioVAE(Scope(dtype.value), arch.audio_vae)
     del vae.decoder
     return vae
