@@ -43,7 +43,7 @@ class Network(nnx.Module):
         scope = Scope("float32")
         self.rows = scope.weight("rows", (64, 32), ("across", None))
         self.columns = scope.weight("columns", (64, 32), (None, "across"))
-        self.stack = scope.stacked("stack", 3).weight("kernel", (16, 32), ("across", "within"))
+        self.stack = scope.stacked("stack", range(3)).weight("kernel", (16, 32), ("across", "within"))
         self.replicated = scope.weight("replicated", (64, 32), (None, None))
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-import torch
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
-from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from program import CACHE, FOLDER, cache_restored
 
@@ -83,19 +81,3 @@ def test_compilation_events_are_still_recorded(heard: list[str]) -> None:
     heard.clear()
     jax.jit(lambda x: x * 11 + 4)(numbers)
     assert (heard.count(COMPILED_EVENT), heard.count(READ_EVENT)) == (1, 1), said
-
-
-def test_gemma_still_accepts_rotary_tables_as_positions() -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "head_dim": 4, "num_hidden_layers": 1, "vocab_size": 8}
-    module = Gemma3TextModel(Gemma3TextConfig(num_attention_heads=2, num_key_value_heads=1, **sizes))
-    asked = []
-
-    def rotary(x: torch.Tensor, positions: object, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-        asked.append(positions)
-        return torch.ones(1, 3, 4), torch.zeros(1, 3, 4)
-
-    del module.rotary_emb
-    module.rotary_emb = rotary
-    masks = dict.fromkeys(("full_attention", "sliding_attention"))
-    module(torch.zeros(1, 3, dtype=torch.long), attention_mask=masks, position_ids=masks, use_cache=False)
-    assert asked == [masks], f"transformers {version('transformers')} calls Gemma-3's rotary embedding otherwise"

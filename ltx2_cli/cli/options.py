@@ -126,7 +126,7 @@ class ContentOptions(ModelOptions):
     ] = None
     offload: Annotated[
         Literal["none", "layers"] | None,
-        option(MODEL, "What stays in the host's memory: the layers of the denoiser, copied one ahead, or none."),
+        option(MODEL, "What stays in the host's memory: none, or the layers, which are copied a turn ahead."),
     ] = None
 
 

@@ -12,7 +12,9 @@ from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
 from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline
 from ltx2_cli.estimate.phases import (
+    CONNECT,
     DECODE,
+    ENCODE,
     LOOPS,
     PHASES,
     REFINE,
@@ -110,7 +112,8 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
         sending, times = _sending(plan, phase, forward), stage.steps if phase in LOOPS else 1
-        away = host_bytes(plan, stage.network) if phase in LOOPS else 0
+        streamed = (stage.network,) if phase in LOOPS else PHASES[phase] if phase in (ENCODE, CONNECT) else ()
+        away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
             seconds[phase] = max(parts.values()) * times

@@ -38,7 +38,7 @@ LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
-LAYERS_HERE = 3  # of those that lie on the host: the one in work, the next one, and its place in the loop's state
+TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 FLOAT32 = 4  # bytes
 
@@ -137,13 +137,14 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * tokens * plan.text_tokens
-            return 2 * states * _itemsize(spec.text_encoder_dtype) + scores
+            arrived = _arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers // encoder.period)
+            return 2 * states * _itemsize(spec.text_encoder_dtype) + scores + arrived
         case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
             itemsize, connectors = _itemsize(spec.dtype), plan.arch.connectors
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
-            here = LAYERS_HERE * host_bytes(plan, "connectors") // min(part.layers for part in connectors.connectors)
-            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts + here
+            arrived = _arrived_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
+            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts + arrived
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
@@ -179,8 +180,12 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
         matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
         copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
-    here = LAYERS_HERE * host_bytes(plan, stage.network) // arch.num_layers
-    return text + ropes + latents + layer + copies + here
+    return text + ropes + latents + layer + copies + _arrived_bytes(plan, stage.network, arch.num_layers)
+
+
+def _arrived_bytes(plan: Plan, name: str, turns: int) -> int:
+    """Bytes on a device of a network's layers that came from the host, in a loop of so many turns."""
+    return TURNS_HERE * host_bytes(plan, name) // turns
 
 
 def _itemsize(dtype: DType) -> int:

@@ -102,7 +102,7 @@ class Connector(nnx.Module):
     """One stream's transformer over text features; learned registers fill the tokens behind the text."""
 
     def __init__(self, scope: Scope, arch: ConnectorArch, rope_base: int, rope_theta: float):
-        blocks = scope.stacked("transformer_blocks", arch.layers)
+        blocks = scope.stacked("transformer_blocks", range(arch.layers))
         self.registers = scope.weight("learnable_registers", (arch.registers, arch.width), (None, "embed"))
         self.blocks = ConnectorBlock(blocks, arch.heads, arch.head_dim, arch.gated)
         self.rope = (rope_base, arch.width, arch.heads, rope_theta)

@@ -16,7 +16,6 @@ from flax import nnx
 from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
 from ltx2_cli.weights.declare import Axes, Scope, Shape
-from ltx2_cli.weights.quantized_matrix import widen
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
 PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
@@ -42,15 +41,16 @@ SWITCHES: dict[str, tuple[object, ...]] = {
     "enable_moe_block": (None, False),
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
-FULL_EVERY = 6  # layers, where a config of Gemma-4 does not list their types
+FULL_EVERY = 6  # layers, where a config does not say so
 SIZES = ("query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "global_head_dim")
 TOKENIZER, TOKENIZER_TENSOR, ASSET = "tokenizer.json", "tokenizer_json", "hf_asset__"  # the file; its name in another
 OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
 
 
 class LayerAttention(NamedTuple):
-    """The sizes of one layer's attention."""
+    """The attention of one layer."""
 
+    type: str
     head_dim: int
     key_value_heads: int
     values: bool = True  # have a matrix of their own; else they are the keys, before norm and rotation
@@ -70,7 +70,7 @@ class GemmaArch:
     max_position_embeddings: int = 131_072  # tokens that it was made for
     attention_bias: bool = False
     generation: str = GEMMA_3
-    attention: tuple[LayerAttention, ...] = ()  # of each layer of Gemma-4; those of Gemma-3 are alike
+    attention: tuple[LayerAttention, ...] = ()  # of each layer
     config: str = "{}"  # the object of all keys, as JSON
     where: str = field(default="", compare=False)  # the file that the config stands in, for errors
 
@@ -78,6 +78,16 @@ class GemmaArch:
     def states(self) -> int:
         """The number of hidden states of a token: its embedding, and the state after each layer."""
         return self.num_hidden_layers + 1
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which their attention repeats."""
+        kinds, count = self.attention, self.num_hidden_layers
+        return next(
+            period
+            for period in range(1, count + 1)
+            if count % period == 0 and kinds == kinds[:period] * (count // period)
+        )
 
 
 def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
@@ -100,8 +110,9 @@ def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
     findings += [f"{key} is not implemented" for key, off in SWITCHES.items() if stated.get(key) not in off]
     generation, attention = MODEL_TYPES[kind], tuple[LayerAttention, ...]()
     known = DEFAULTS[generation] | {key: stated[key] for key in (*sizes, "attention_bias") if key in stated}
-    if generation == GEMMA_4 and not findings:
-        attention, findings = _layers_attention(stated, GemmaArch(**known))
+    if not findings:
+        attend = _layers_attention if generation == GEMMA_4 else _alike_attention
+        attention, findings = attend(stated, GemmaArch(**known))
     if findings:
         raise UsageError(f"{where}: {'; '.join(findings)}", AGAIN)
     text = json.dumps(stated | {"model_type": f"{kind.removesuffix('_text')}_text"}, sort_keys=True)
@@ -112,12 +123,24 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
 
+def _alike_attention(stated: dict[str, Any], sizes: GemmaArch) -> tuple[tuple[LayerAttention, ...], list[str]]:
+    """The attention of each layer by a config of Gemma-3, all of one size. `build_torch_module` checks the types."""
+    count, every = sizes.num_hidden_layers, stated.get("sliding_window_pattern", FULL_EVERY)
+    types = stated.get("layer_types") or _usual_types(count, every)
+    types = [str(kind) for kind in types] if isinstance(types, list) and len(types) == count else [FULL] * count
+    return tuple(LayerAttention(kind, sizes.head_dim, sizes.num_key_value_heads) for kind in types), []
+
+
+def _usual_types(count: int, every: int) -> list[str]:
+    """The types of layers where a config does not list them."""
+    return [SLIDING if (layer + 1) % every else FULL for layer in range(count)]
+
+
 def _layers_attention(stated: dict[str, Any], sizes: GemmaArch) -> tuple[tuple[LayerAttention, ...], list[str]]:
     """The attention of each layer by a config of Gemma-4, and what is wrong with it. Layers of full attention have
     sizes of their own: in `per_layer_config`, as transformers writes it, or in keys that begin with `global_`."""
     count, shared = sizes.num_hidden_layers, bool(stated.get("attention_k_eq_v"))
-    usual = [FULL if (layer + 1) % FULL_EVERY == 0 else SLIDING for layer in range(count)]
-    types = stated.get("layer_types") or usual
+    types = stated.get("layer_types") or _usual_types(count, FULL_EVERY)
     if not isinstance(types, list) or len(types) != count or not {*types} <= {SLIDING, FULL} or types[-1] != FULL:
         return (), [f"layer_types are not {count} times {SLIDING} or {FULL}, the last {FULL}"]
     heads = stated.get("num_global_key_value_heads") if shared else None
@@ -135,21 +158,29 @@ def _layers_attention(stated: dict[str, Any], sizes: GemmaArch) -> tuple[tuple[L
         numbers = [known[key] for key in of_full if _is_count(known.get(key))]
         if len(numbers) < len(of_full) or {*own} - {*of_full}:
             return (), [f"the sizes of layer {layer} are {own!r}, not whole numbers above 0: {', '.join(of_full)}"]
-        attention.append(LayerAttention(numbers[0], numbers[1], not (shared and kind == FULL)))
+        attention.append(LayerAttention(kind, numbers[0], numbers[1], not (shared and kind == FULL)))
     return tuple(attention), []
 
 
 class Gemma(nnx.Module):
-    """The language model of a Gemma: weights under the names that transformers gives them."""
+    """The language model of a Gemma: weights under the names that transformers gives them. Layers of one kind are
+    stacked: with a period of six, the first, the seventh, and so on."""
 
     def __init__(self, scope: Scope, arch: GemmaArch):
         self.arch = arch
-        self.tensors = nnx.Dict(
-            {
-                name: (scope.matrix if name.endswith("_proj.weight") else scope.weight)(name, shape, axes)
-                for name, shape, axes in _weights(arch)
-            }
-        )
+        self.embeddings = scope.weight("embed_tokens.weight", (arch.vocab_size, arch.hidden_size), ("vocab", "embed"))
+        self.layers: nnx.List[nnx.Dict[Any]] = nnx.List()
+        for place, attention in enumerate(arch.attention[: arch.period]):
+            alike = scope.stacked("layers", range(place, arch.num_hidden_layers, arch.period))
+            self.layers.append(
+                nnx.Dict(
+                    {
+                        name: (alike.matrix if name.endswith("_proj.weight") else alike.weight)(name, shape, axes)
+                        for name, shape, axes in _weights_of_layer(arch, attention)
+                    }
+                )
+            )
+        self.norm = scope.weight("norm.weight", (arch.hidden_size,), (None,))
 
     def __call__(self, ids: jax.Array, mask: jax.Array) -> jax.Array:
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
@@ -157,37 +188,31 @@ class Gemma(nnx.Module):
         first state is the scaled embeddings, the last is taken behind the final norm."""
         from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
 
-        dtype = self.tensors["embed_tokens.weight"].dtype
-        weights = {name: widen(weight.get_value(), dtype) for name, weight in self.tensors.items()}
-        return hidden_states(build_torch_module(self.arch.config, self.arch.where), weights, ids, mask)
+        module = build_torch_module(self.arch.config, self.arch.where)
+        layers = [{name: weight.get_value() for name, weight in layer.items()} for layer in self.layers]
+        return hidden_states(module, self.embeddings.get_value(), layers, self.norm.get_value(), ids, mask)
 
 
-def _weights(arch: GemmaArch) -> Iterator[tuple[str, Shape, Axes]]:
-    """Name, shape and logical axes of each weight; matrices are (out, in), as torch keeps them."""
-    hidden, inner = arch.hidden_size, arch.intermediate_size
-    alike = LayerAttention(arch.head_dim, arch.num_key_value_heads)
-    yield "embed_tokens.weight", (arch.vocab_size, hidden), ("vocab", "embed")
-    for layer in range(arch.num_hidden_layers):
-        attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        head, key_heads, has_values = arch.attention[layer] if arch.attention else alike
-        queries, keys = arch.num_attention_heads * head, key_heads * head
-        widths = {"q": queries, "k": keys} | ({"v": keys} if has_values else {})
-        for name, width in widths.items():
-            yield f"{attention}.{name}_proj.weight", (width, hidden), ("heads", "embed")
-        yield f"{attention}.o_proj.weight", (hidden, queries), ("embed", "heads")
-        if arch.attention_bias:
-            for name, width in (widths | {"o": hidden}).items():
-                yield f"{attention}.{name}_proj.bias", (width,), (None,)
-        for name in ("q_norm", "k_norm"):
-            yield f"{attention}.{name}.weight", (head,), (None,)
-        for name in ("gate_proj", "up_proj"):
-            yield f"{mlp}.{name}.weight", (inner, hidden), ("mlp", "embed")
-        yield f"{mlp}.down_proj.weight", (hidden, inner), ("embed", "mlp")
-        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            yield f"layers.{layer}.{name}_layernorm.weight", (hidden,), (None,)
-        if arch.generation == GEMMA_4:
-            yield f"layers.{layer}.layer_scalar", (1,), (None,)
-    yield "norm.weight", (hidden,), (None,)
+def _weights_of_layer(arch: GemmaArch, attention: LayerAttention) -> Iterator[tuple[str, Shape, Axes]]:
+    """Name, shape and logical axes of each weight of a layer; matrices are (out, in), as torch keeps them."""
+    hidden, inner, head = arch.hidden_size, arch.intermediate_size, attention.head_dim
+    queries, keys = arch.num_attention_heads * head, attention.key_value_heads * head
+    widths = {"q": queries, "k": keys} | ({"v": keys} if attention.values else {})
+    for name, width in widths.items():
+        yield f"self_attn.{name}_proj.weight", (width, hidden), ("heads", "embed")
+    yield "self_attn.o_proj.weight", (hidden, queries), ("embed", "heads")
+    if arch.attention_bias:
+        for name, width in (widths | {"o": hidden}).items():
+            yield f"self_attn.{name}_proj.bias", (width,), (None,)
+    for name in ("q_norm", "k_norm"):
+        yield f"self_attn.{name}.weight", (head,), (None,)
+    for name in ("gate_proj", "up_proj"):
+        yield f"mlp.{name}.weight", (inner, hidden), ("mlp", "embed")
+    yield "mlp.down_proj.weight", (hidden, inner), ("embed", "mlp")
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        yield f"{name}_layernorm.weight", (hidden,), (None,)
+    if arch.generation == GEMMA_4:
+        yield "layer_scalar", (1,), (None,)
 
 
 def language_model(files: TensorFiles) -> TensorFiles:

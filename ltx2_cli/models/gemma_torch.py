@@ -3,7 +3,7 @@ no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,9 @@ from transformers import Gemma3TextConfig, Gemma3TextModel, Gemma4UnifiedTextCon
 from transformers.activations import ACT2FN
 
 from ltx2_cli.errors import UsageError
+from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.weights.checkpoint import AGAIN
+from ltx2_cli.weights.quantized_matrix import Matrix, widen
 
 if TYPE_CHECKING:
     from torchax.tensor import Environment
@@ -64,38 +66,55 @@ def build_torch_module(stated: str, where: str) -> TorchModule:
     module.set_attn_implementation("sdpa")
     rotary = type(module.rotary_emb)(config)
     del module.rotary_emb
-    module.rotary_emb = _table_of_kind
     return TorchModule(module, rotary, _environment())
 
 
-def hidden_states(module: TorchModule, weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array) -> jax.Array:
-    """The result of `Gemma`, from a module and the weights under its names."""
-    # The scale is no weight but a constant, which a module without memory lacks.
-    scale = module.module.embed_tokens.scalar_embed_scale
-    arrays = {**weights, "embed_tokens.embed_scale": jnp.float32(scale)}
-    valid, places = jnp.asarray(mask, bool), jnp.arange(ids.shape[1])
-    distance = places[:, None] - places[None, :]
-    # which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]
-    causal = (distance >= 0) & valid[:, None, None, :]
-    sliding = causal & (distance < module.module.config.sliding_window)
-    inputs = {
-        "input_ids": jnp.asarray(ids),
-        "attention_mask": {"full_attention": causal, "sliding_attention": sliding},
-        "position_ids": _rope_tables(module, ids.shape[1], arrays["embed_tokens.weight"].dtype),
-    }
-    arrays, inputs = module.environment.j2t_iso((arrays, inputs))
-    inputs |= {"use_cache": False, "output_hidden_states": True}
+def hidden_states(
+    module: TorchModule,
+    embeddings: jax.Array,
+    layers: Sequence[Mapping[str, Matrix]],
+    norm: jax.Array,
+    ids: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """The result of `Gemma`, by its weights. `layers`: by name, stacks of those at each place of the period."""
+    model, dtype = module.module, embeddings.dtype
+    kinds = model.config.layer_types[: len(layers)]
+    masks, tables = _masks(model.config, mask), _rope_tables(module, ids.shape[1], dtype)
+
+    def turn(x: jax.Array, stacks: Sequence[Mapping[str, Matrix]]) -> tuple[jax.Array, jax.Array]:
+        states = []
+        for layer, kind, weights in zip(model.layers, kinds, stacks, strict=False):
+            wide = {name: widen(weight, dtype) for name, weight in weights.items()}
+            x = call(layer, wide, x, attention_mask=masks[kind], position_embeddings=tables[kind])
+            states.append(x)
+        return x, jnp.stack(states)
+
+    call = partial(_call, module.environment)
     # Of float32, which the angles of the rotary embedding are in every dtype; products of 16 bit are the same.
     with module.environment, jax.default_matmul_precision("highest"):
-        states = torch.func.functional_call(module.module, arrays, (), inputs).hidden_states
-    return jnp.stack(module.environment.t2j_iso(states), axis=1)
+        # The scale is no weight but a constant, which a module without memory lacks.
+        scaled = {"weight": embeddings, "embed_scale": jnp.float32(model.embed_tokens.scalar_embed_scale)}
+        first = call(model.embed_tokens, scaled, jnp.asarray(ids))
+        last, states = StackedLayers(layers).scan(turn, first)
+        last = call(model.norm, {"weight": norm}, last)
+    between = states.reshape(-1, *first.shape)[:-1]
+    return jnp.concatenate([first[:, None], jnp.moveaxis(between, 0, 1), last[:, None]], axis=1)
 
 
-def _table_of_kind(x: torch.Tensor, tables: Mapping[str, Any], layer_type: str) -> Any:
-    """In place of the module's rotary embedding: the table of a kind of layer, from all of them in place of positions.
-    transformers asks for the tables in the order of a set of names, which differs from process to process. Computed
-    there, they would make another program in each, and none would find what another compiled."""
-    return tables[layer_type]
+def _call(environment: "Environment", module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+    """A torch module of these weights, called with jax arrays."""
+    weights, *arguments = environment.j2t_iso(given)
+    with_names = environment.j2t_iso(named)
+    return environment.t2j_iso(torch.func.functional_call(module, weights, tuple(arguments), with_names))
+
+
+def _masks(config: Any, mask: jax.Array) -> dict[str, jax.Array]:
+    """Which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]."""
+    valid, places = jnp.asarray(mask, bool), jnp.arange(mask.shape[1])
+    distance = places[:, None] - places[None, :]
+    causal = (distance >= 0) & valid[:, None, None, :]
+    return {"full_attention": causal, "sliding_attention": causal & (distance < config.sliding_window)}
 
 
 def _rope_tables(module: TorchModule, tokens: int, dtype: jnp.dtype) -> dict[str, tuple[jax.Array, ...]]:

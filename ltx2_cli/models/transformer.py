@@ -104,7 +104,7 @@ class Transformer(nnx.Module):
     def __init__(self, scope: Scope, arch: TransformerArch, scan_layers: bool = True, running: Streams[bool] = BOTH):
         self.video = StreamIO(scope.unquantized, arch.streams.video) if running.video else None
         self.audio = StreamIO(scope.unquantized, arch.streams.audio) if running.audio else None
-        self.blocks = Block(scope.stacked("transformer_blocks", arch.num_layers), arch, running)
+        self.blocks = Block(scope.stacked("transformer_blocks", range(arch.num_layers)), arch, running)
         self.arch, self.scan_layers = arch, scan_layers
 
     def text_context(self, text: Arrays) -> TextContext:

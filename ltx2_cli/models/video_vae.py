@@ -144,7 +144,7 @@ class ResNets(nnx.Module):
     stride: Stride = (1, 1, 1)
 
     def __init__(self, scope: Scope, count: int, channels: int, borders: Borders):
-        place, widths = scope.stacked("resnets", count), (channels, channels, borders)
+        place, widths = scope.stacked("resnets", range(count)), (channels, channels, borders)
         self.blocks = VideoResNet(video_conv(place / "conv1", *widths), video_conv(place / "conv2", *widths))
         self.channels, self.count, self.convolutions = channels, count, 2 * count
 

@@ -45,7 +45,8 @@ class ComputeType(StrEnum):
 
 
 class Offload(StrEnum):
-    """Weights that stay in the host's memory: none, or the matrices of the layers of denoiser and connectors."""
+    """Weights that stay in the host's memory: none, or the matrices in the layers of text encoder, connectors
+    and denoiser."""
 
     none = "none"
     layers = "layers"

@@ -27,17 +27,22 @@ TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window,
 class Weight(nnx.Param[Any]):
     """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded; a matrix
     in eight bits is a `QuantizedMatrix` of them. Metadata: `source`, the checkpoint's name with `*` for the layer of a
-    stack; `axes`, a logical name or None for each dimension; `layout`, one of the layouts above; `layers`, the size of
-    the leading stacked axis or 0."""
+    stack; `axes`, a logical name or None for each dimension; `layout`, one of the layouts above; `layers`, the numbers
+    of the layers on the leading stacked axis, none without one."""
 
     source: str
     axes: Axes
     layout: str
-    layers: int
+    layers: range
 
     def get_value(self, **index: Any) -> Any:
         """The value; without an index it is not copied as a tree, as flax would do slowly."""
         return super().get_value(**index) if index else self.get_raw_value()
+
+    @property
+    def key(self) -> tuple[str, range]:
+        """What no other weight of its network has."""
+        return self.source, self.layers
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -57,7 +62,7 @@ class Weight(nnx.Param[Any]):
         shape = self.get_value().shape
         tensor = shape[1:] if self.layers else shape
         disk = tuple(tensor[self.order.index(i)] for i in range(len(tensor)))
-        for layer in range(self.layers or 1):
+        for layer in self.layers or range(1):
             yield self.source.replace("*", str(layer)) if self.layers else self.source, disk
 
     def with_value(self, value: jax.Array | jax.ShapeDtypeStruct | QuantizedMatrix) -> "Weight":
@@ -67,18 +72,18 @@ class Weight(nnx.Param[Any]):
 
 @dataclass(frozen=True)
 class Scope:
-    """A place in a checkpoint. `scope / "attn1" / "to_q"` names a child; `stacked` names all layers at once."""
+    """A place in a checkpoint. `scope / "attn1" / "to_q"` names a child; `stacked` names many layers at once."""
 
     dtype: DTypeLike
     path: str = ""
-    layers: int = 0
+    layers: range = range(0)
     matrices: MatrixType | None = None  # in which `matrix` declares; None: in `dtype`
 
     def __truediv__(self, name: str | int) -> "Scope":
         return replace(self, path=f"{self.path}.{name}" if self.path else str(name))
 
-    def stacked(self, name: str, layers: int) -> "Scope":
-        """The scope of `layers` equal blocks: each weight below it gains a leading axis of layers."""
+    def stacked(self, name: str, layers: range) -> "Scope":
+        """The scope of equal blocks of these numbers: each weight below it gains a leading axis of layers."""
         return replace(self / name / "*", layers=layers)
 
     def weight(
@@ -88,7 +93,7 @@ class Scope:
         if len(shape) != len(axes):
             raise ValueError(f"{self.path}.{name}: {len(shape)} dimensions but {len(axes)} axes")
         if self.layers:
-            shape, axes = (self.layers, *shape), ("layers", *axes)
+            shape, axes = (len(self.layers), *shape), ("layers", *axes)
         value = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype or self.dtype))
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
 

@@ -85,7 +85,7 @@ def load(
     if chunk_bytes is None and platforms - {"cpu"}:  # a CPU device uses the host's array without a copy
         chunk_bytes = CHUNK_BYTES
     all_chunks = [chunk for weight in parameters for chunk in chunks(weight, files, place, lora_deltas, chunk_bytes)]
-    arrays: dict[str, Any] = {}
+    arrays: dict[tuple[str, range], Any] = {}
     arriving = None
     # Programs that finish chunks, in the order of their use.
     transfers = dict.fromkeys(chunk.transfer for chunk in all_chunks if not chunk.transfer.direct)
@@ -93,7 +93,7 @@ def load(
     programs = dict(zip(transfers, compiled, strict=True))
     try:
         for chunk, parts, (scale, factors) in _read_ahead(all_chunks, files, lora_deltas):
-            transfer, source = chunk.transfer, chunk.weight.source
+            transfer, key = chunk.transfer, chunk.weight.key
             array = send(transfer, parts)
             sent = array, scale, factors and send_factors(factors, transfer.place)
             # One program gathers at a time: on CPUs, several may deadlock on each other's threads.
@@ -101,13 +101,13 @@ def load(
             arriving = array
             if not transfer.direct:
                 empty, finish = programs[transfer].result()
-                stack = arrays.pop(source, None) if chunk.first else empty and empty()
+                stack = arrays.pop(key, None) if chunk.first else empty and empty()
                 arriving = finish(stack, *sent, np.int32(chunk.first))
-            arrays[source] = arriving
+            arrays[key] = arriving
     finally:
         for program in compiled:
             program.cancel()
-    return map_weights(lambda weight: weight.with_value(arrays[weight.source]), module)
+    return map_weights(lambda weight: weight.with_value(arrays[weight.key]), module)
 
 
 def _read_ahead(

@@ -125,7 +125,7 @@ def chunks(
         same = matrix is not None and files[name].matrix_type == matrix._replace(rounds_input=False)
         kept = same and name not in lora_deltas
         cast_here = not computed and (small or chunk_bytes is None or files[name].encoding is not None)
-        stack = value.shape if stacked and (computed or len(part) < weight.layers) else None
+        stack = value.shape if stacked and (computed or len(part) < len(weight.layers)) else None
         sharding = where if cast_here and not stack else on_device(where)
         transfer = Transfer(
             shape=shape,

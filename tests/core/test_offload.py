@@ -66,4 +66,5 @@ def test_layers_that_are_not_in_a_loop_are_refused(
 def test_a_dry_run_says_where_layers_lie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", "--model", "demo", "--prompt", "a ball", "--dry-run"]
     assert run_program(monkeypatch, *words, "--offload", "layers") == 0
-    assert "layers of denoiser and connectors in the host's memory, where CPUs compute" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "layers of text encoder, connectors and denoiser in the host's memory, where CPUs compute" in out

@@ -33,7 +33,7 @@ REQUESTS: dict[str, dict[str, object]] = {
 }
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
 HEADS, INT8 = "--set sharding.mesh.heads=4", "--set weights=int8"
-OFFLOAD = f"{INT8} --set offload=layers"
+OFFLOAD = "--set offload=layers"
 # What each device is told, by request: that it fits; what to ask instead, which is chosen where the sharding is left
 # open; or that only the embedded model fits.
 EXPECTED = {

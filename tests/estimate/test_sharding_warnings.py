@@ -35,7 +35,7 @@ def to_q() -> Weight:
 
 
 def projection(name: str) -> Weight:
-    blocks = Scope(jnp.float32).stacked("blocks", LAYERS)
+    blocks = Scope(jnp.float32).stacked("blocks", range(LAYERS))
     return (blocks / "attn1" / name).weight("weight", (INNER, WIDTH), ("heads", "embed"))
 
 

@@ -30,7 +30,7 @@ ALTERNATING = {
     "vocab_size": 64,
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 4,  # in two turns of a loop
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
@@ -67,7 +67,7 @@ FOURTH = {  # Gemma-4
     "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
     "sliding_window": 5,
-    "layer_types": [*2 * ["sliding_attention"], *2 * ["full_attention"]],
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
     "rope_parameters": {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 700.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
@@ -164,7 +164,7 @@ def test_weights_spread_over_eight_devices_give_the_same_states(pair, got):
         return weight.with_value(jax.device_put(weight.get_value(), sharding))
 
     gemma = map_weights(spread, pair[1])
-    query = gemma.tensors["layers.0.self_attn.q_proj.weight"][...]
+    query = gemma.layers[0]["self_attn.q_proj.weight"][...]
     assert query.addressable_shards[0].data.size * 8 == query.size
     np.testing.assert_allclose(encode(gemma, IDS, MASK), got, rtol=1e-4, atol=1e-4)
 
@@ -248,7 +248,7 @@ def check(change: dict, usual: dict = ALTERNATING | {"model_type": "gemma3_text"
         ({"num_key_value_heads": 3}, "2 heads do not share 3 keys"),
         ({"hidden_activation": "nope"}, "hidden_activation is 'nope', which transformers does not know"),
         ({"pad_token_id": 64}, "pad_token_id is 64 in a vocabulary of 64"),
-        ({"layer_types": 3 * ["chunked_attention"]}, "layers of type 'chunked_attention' are not implemented"),
+        ({"layer_types": 4 * ["chunked_attention"]}, "layers of type 'chunked_attention' are not implemented"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "rope_parameters of full_attention are .*'nope'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "of full_attention are .*'dynamic'"),
         ({"rope_scaling": {"factor": 2.0}}, "of full_attention are .*'default', 'factor'"),
@@ -293,7 +293,15 @@ def test_sizes_of_a_layer_have_two_spellings() -> None:
     saved = json.loads(Gemma4UnifiedTextConfig(**FOURTH).to_json_string())
     assert "global_head_dim" not in saved
     archs = [gemma_arch({"model_type": "gemma4_unified_text", **each}, "config.json") for each in (FOURTH, saved)]
-    assert archs[0].attention == archs[1].attention == (*2 * [(8, 2, True)], *2 * [(12, 1, False)])
+    assert (
+        archs[0].attention
+        == archs[1].attention
+        == 2
+        * (
+            ("sliding_attention", 8, 2, True),
+            ("full_attention", 12, 1, False),
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_stacked_matrices_lie_input_major_where_the_plan_says_so(
 ) -> None:
     on_cpu = lay_out(read_sharding("trillium"), jax.devices(), [], ROWS)
     plan = replace(on_cpu, bf16_tile_sublanes=sublanes, input_major=True)
-    matrix = Scope(jnp.bfloat16).stacked("blocks", LAYERS).weight("weight", shape, ("embed", "mlp"))
+    matrix = Scope(jnp.bfloat16).stacked("blocks", range(LAYERS)).weight("weight", shape, ("embed", "mlp"))
     place = plan.place(matrix)
     assert place == (
         Format(Layout(order, ((sublanes or 8, 128), (2, 1))), plan.weight(matrix.axes))

@@ -41,7 +41,7 @@ def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
     the products of a turn, which has two layers."""
     plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
     plan = replace(plan, offload=Offload.layers)
-    network = FeedForward(Scope("bfloat16", matrices=matrices).stacked("blocks", LAYERS), WIDTH)
+    network = FeedForward(Scope("bfloat16", matrices=matrices).stacked("blocks", range(LAYERS)), WIDTH)
     network = map_weights(lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))), network)
     x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
 

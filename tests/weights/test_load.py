@@ -38,7 +38,7 @@ class ConfigLayer(nnx.Module):
 class Network(nnx.Module):
     def __init__(self, dtype: str = "float32"):
         scope = Scope(dtype)
-        self.layers = ConfigLayer(scope.stacked("blocks", 4))
+        self.layers = ConfigLayer(scope.stacked("blocks", range(4)))
         self.conv = scope.weight("conv", (3, 2, 4, 8), (None, None, "conv_in", "conv_out"), CONV)
         self.up = scope.weight("up", (5, 4, 2), (None, "conv_in", "conv_out"), TRANSPOSED_CONV)
         self.whole = Linear(scope / "whole", 16, 32, (None, None))
@@ -233,7 +233,7 @@ class Odd(nnx.Module):
     def __init__(self) -> None:
         scope = Scope("float32")
         self.number = scope.weight("number", (), ())
-        self.numbers = scope.stacked("blocks", 3).weight("number", (), ())
+        self.numbers = scope.stacked("blocks", range(3)).weight("number", (), ())
         self.nothing = scope.weight("nothing", (0, 4), (None, None))
 
 
@@ -374,7 +374,7 @@ def test_layers_of_several_dtypes_are_sent_unchanged(tmp_path: Path) -> None:
 
     class Numbers(nnx.Module):
         def __init__(self) -> None:
-            self.numbers = Scope("float32").stacked("blocks", 2).weight("number", (), ())
+            self.numbers = Scope("float32").stacked("blocks", range(2)).weight("number", (), ())
 
     loaded = load(Numbers(), TensorFiles(tmp_path), one_device, chunk_bytes=2**20)
     np.testing.assert_array_equal(loaded.numbers[...], values)

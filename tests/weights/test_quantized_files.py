@@ -37,7 +37,7 @@ Change = Callable[[Torch, dict[str, str]], object]  # of tensors and metadata be
 class Network(nnx.Module):
     def __init__(self, dtype: str) -> None:
         scope = Scope(dtype)
-        self.layers = Linear(scope.stacked("blocks", 3), WIDTH, OUT, ("embed", "heads"))
+        self.layers = Linear(scope.stacked("blocks", range(3)), WIDTH, OUT, ("embed", "heads"))
         self.whole = Linear(scope / "whole", WIDTH, OUT, ("embed", "heads"))
 
 

@@ -34,7 +34,7 @@ HALF_STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
 class Network(nnx.Module):
     def __init__(self, matrices: str | None, dtype: str = "bfloat16", group_size: int = 0):
         scope = Scope(dtype, matrices=MatrixType(np.dtype(jnp.dtype(matrices)), group_size) if matrices else None)
-        self.layers = Linear(scope.stacked("blocks", LAYERS) / "linear", D_IN, D_OUT, ("embed", "heads"))
+        self.layers = Linear(scope.stacked("blocks", range(LAYERS)) / "linear", D_IN, D_OUT, ("embed", "heads"))
         self.whole = Linear(scope / "whole", D_IN, D_OUT, ("heads", "embed"))
         self.full = Linear(scope.unquantized / "full", D_IN, D_OUT, ("embed", None))
 

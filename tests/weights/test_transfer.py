@@ -122,7 +122,7 @@ class Stack(nnx.Module):
     """Six layers of 8 KB."""
 
     def __init__(self) -> None:
-        self.layers = Scope("float32").stacked("blocks", 6).weight("kernel", (32, 64), (None, None))
+        self.layers = Scope("float32").stacked("blocks", range(6)).weight("kernel", (32, 64), (None, None))
 
 
 class Slow:
@@ -226,8 +226,8 @@ class Network(nnx.Module):
 
     def __init__(self, dtype: str = "float32"):
         scope = Scope(dtype)
-        self.layers = scope.stacked("blocks", 4).weight("kernel", (32, 64), ("heads", None))
-        self.gates = scope.stacked("blocks", 4).weight("gate", (8, 16), (None, None))
+        self.layers = scope.stacked("blocks", range(4)).weight("kernel", (32, 64), ("heads", None))
+        self.gates = scope.stacked("blocks", range(4)).weight("gate", (8, 16), (None, None))
         self.conv = scope.weight("conv", (3, 4, 8), (None, None, "heads"), CONV)
         self.bias = scope.weight("bias", (64,), (None,))
         self.number = scope.weight("number", (), ())
