@@ -1,7 +1,6 @@
 """`ltx2 models`: every name in it can be typed, and it says what the cache holds."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,10 +171,6 @@ finally:
 
 
 @pytest.mark.parametrize(("arguments", "imported"), [(["models", "--help"], []), (["models"], ["huggingface_hub"])])
-def test_models_takes_less_than_a_second_without_jax(arguments: list[str], imported: list[str]) -> None:
-    """Of the processor's time: how busy the machine is otherwise says nothing about the program."""
-    before = os.times()
+def test_models_imports_no_jax(arguments: list[str], imported: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
-    after = os.times()
     assert done.stderr.endswith(f"{imported}\n")
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 1
