@@ -1,10 +1,12 @@
 """The sums of an estimate: phases, resident weights, work, the least time of a step and of a clip, what would fit."""
 
+import math
 from dataclasses import replace
 
 import jax
 import pytest
 
+from devices import tpus
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.errors import DoesNotFitError
@@ -16,6 +18,7 @@ from ltx2_cli.estimate.phases import INPUT_AUDIO, INPUT_VIDEOS, PHASES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.weights.declare import weights
 
 # A device that does, reads and sends a billion a second.
 SLOW = Chip("slow", ("cpu",), hbm_bytes=40e9, flops=1e9, hbm_bandwidth=1e9, link_bandwidth=1e9)
@@ -50,6 +53,22 @@ def test_every_network_belongs_to_a_phase(one_stage: Plan, two_stages: Plan) -> 
         memory = estimate_plan(plan).memory
         assert {name for phase in memory for name in PHASES[phase]} >= plan.networks.present().keys()
     assert {INPUT_VIDEOS, INPUT_AUDIO, *memory} == PHASES.keys()
+
+
+def test_layers_on_the_host_arrive_at_the_rate_of_its_link() -> None:
+    """15 GB/s on a v5e: a copy of all matrices in layers, in each step and for the prompts."""
+    asked = {"prompt": "rain", "model": "ltx2.3", "weights": "int8", "offload": "layers"}
+    estimate = estimate_plan(plan_offline(read_spec(asked), tpus("TPU v5 lite", 1)))
+    copied = {}
+    for name in ("transformer", "text_encoder"):
+        matrices = [weight for weight in weights(estimate.plan.network(name)) if len(weight.axes) == 3]
+        filling = [matrix for matrix in matrices if matrix.shape[1] % 8 == matrix.shape[2] % 128 == 0]  # a TPU's tiles
+        copied[name] = sum(math.prod(matrix.shape) * matrix.dtype.itemsize for matrix in filling)
+    parts = estimate.stages[0].roofline_seconds
+    assert parts is not None
+    assert parts["host"] == pytest.approx(copied["transformer"] / 15e9)
+    assert estimate.phase_seconds["encode"] == pytest.approx(copied["text_encoder"] / 15e9)
+    assert copied["text_encoder"] > 10e9
 
 
 def test_a_second_stage_takes_the_memory_of_the_first(two_stages: Plan) -> None:
