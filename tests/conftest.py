@@ -42,7 +42,7 @@ signal.signal(signal.SIGHUP, lambda number, frame: sys.exit(128 + number))
 FIRST = [
     f"test_{name}.py"
     for name in (
-        *("hosts", "kernels", "shown", "courses", "splash"),  # the longest
+        *("hosts", "kernels", "shown", "courses", "fused_attention"),  # the longest
         *("compiling", "programs", "private_api"),  # which forget what is compiled, that others need too
         "timings",  # a trace has all programs that the process has compiled
         *("condition_table", "run", "resume", "command", "batch", "two_stage", "precision", "sharded", "attention"),
