@@ -89,7 +89,7 @@ def test_a_replay_says_in_json_whether_it_is_identical(ltx2, made: Path) -> None
     assert (said.code, result["paths"], result["seeds"], result["identical"]) == (0, [], [3], True)
     said = ltx2("replay", "--verify", made / "clip.mp4", "--json", "--seed", "4")
     assert (said.code, json.loads(said.out)["exit_code"]) == (1, 1)
-    assert "final    video differs" in said.err
+    assert "final  video differs" in said.err
 
 
 def test_a_replayed_clip_is_written_beside_the_first(ltx2, made: Path, tmp_path: Path) -> None:
