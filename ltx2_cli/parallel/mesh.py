@@ -147,7 +147,7 @@ def lay_out(
         sentences, hints = map(dict.fromkeys, zip(*mistakes, strict=True))
         raise UsageError(f"sharding profile {spec.profile}: {'; '.join(sentences)}", "; ".join(hints))
     try:
-        return replace(_lay_out(spec, devices, weights, rows, heads), offload=offload)
+        plan = _lay_out(spec, devices, weights, rows, heads)
     except UsageError as error:
         hint, sizes = error.hint, [(axis, size) for axis in spec.mesh for size in divisors(len(devices))]
         for axis, size in sorted(sizes, key=lambda change: (abs(change[1] - spec.mesh[change[0]]), change)):
@@ -156,6 +156,10 @@ def lay_out(
                 hint = f"nearest: {typed(f'sharding.mesh.{axis}', size)}; or {hint}"
                 break
         raise UsageError(str(error), hint) from None
+    if offload is Offload.layers and plan.replicated.with_memory_kind(HOST).memory_kind != HOST:
+        sentence = f"to jax, a {devices[0].device_kind} that is only described has no host whose memory holds layers"
+        raise UsageError(sentence, f"{typed('offload', 'none')}, or --dry-run where that device is")
+    return replace(plan, offload=offload)
 
 
 def divisors(number: int) -> list[int]:

@@ -313,6 +313,13 @@ def test_absent_gpus_are_planned(plan: Run, name: str, kind: str, count: int, gi
 
 
 @needs_cuda
+def test_layers_on_the_host_of_an_absent_gpu_are_refused(plan: Run) -> None:
+    code, _, err = plan("--topology", "rtx4080", "--offload", "layers")
+    assert code == 2
+    assert "a NVIDIA GeForce RTX 4080 that is only described has no host" in " ".join(err.split())
+
+
+@needs_cuda
 def test_of_a_gpu_the_least_time_is_printed_alone() -> None:
     plan = plan_offline(read_spec(prompt="rain", model="ltx2"), topology("h100"))
     estimate = estimate_plan(plan)
