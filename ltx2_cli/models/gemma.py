@@ -238,7 +238,7 @@ def check_tokenizer(place: Path) -> None:
     there and JSON: that is cheap enough to find a broken one before a weight is read."""
     with _unpacked(place) as folder:
         for path in [folder / TOKENIZER, *filter(Path.exists, (folder / name for name in OPTIONAL_FILES))]:
-            read_json(path)
+            read_json(path, place / path.name)
 
 
 @contextmanager
@@ -248,6 +248,8 @@ def _unpacked(place: Path) -> Iterator[Path]:
         yield place
         return
     files = TensorFiles(place)
+    if TOKENIZER_TENSOR not in files:
+        raise UsageError(f"{place} holds no tokenizer: no tensor `{TOKENIZER_TENSOR}`", AGAIN)
     inside = {TOKENIZER: TOKENIZER_TENSOR} | {name: f"{ASSET}{name}" for name in OPTIONAL_FILES}
     with TemporaryDirectory() as folder:
         for name, tensor in inside.items():

@@ -209,17 +209,18 @@ def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
     raise UsageError(f"{place} holds no weights: no {' or '.join(f'{stem}.safetensors' for stem in stems)}", AGAIN)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `UsageError` if the file is missing or no JSON object."""
+def read_json(path: Path, where: Path | None = None) -> dict[str, Any]:
+    """The JSON object in a file. Raises `UsageError` if the file is missing or no JSON object; `where` names it there,
+    by default its path."""
     text = _begin(path, MAX_JSON + 1)
     if len(text) > MAX_JSON:
-        raise UsageError(f"{path} has more than {MAX_JSON:,} bytes", AGAIN)
+        raise UsageError(f"{where or path} has more than {MAX_JSON:,} bytes", AGAIN)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", AGAIN) from error
+        raise UsageError(f"{where or path} is not JSON: {error}", AGAIN) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object", AGAIN)
+        raise UsageError(f"{where or path} is not a JSON object", AGAIN)
     return value
 
 

@@ -48,6 +48,8 @@ def test_stacked_matrices_lie_on_the_host(checkpoint: Checkpoint, second_stage: 
         with components.use(STAGE2_DENOISER, Report()) as refiner, components.use("text_encoder", Report()) as encoder:
             assert not not_finite(refiner)
             found[offload] = {weight.key: weight.get_value() for weight in (*weights(refiner), *weights(encoder))}
+    sources = {source for (source, layers), array in found["layers"].items() if layers and array.ndim == 3}
+    assert {source.split(".")[0] for source in sources} >= {"layers", "transformer_blocks"}  # both networks'
     for name, array in found["layers"].items():
         stacked = bool(name[1]) and array.ndim == 3
         assert (array.sharding.memory_kind == HOST) == stacked, name

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer
 
@@ -137,3 +138,22 @@ def test_a_tokenizer_unreadable_by_transformers_is_an_error_of_one_sentence(fold
     assert type(caught.value.__cause__) is raised
     assert "\n" not in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"weight": b"00"}, "holds no tokenizer: no tensor `tokenizer_json`"),
+        ({"tokenizer_json": b"{"}, "/tokenizer.json is not JSON"),
+        ({"tokenizer_json": b"{}", "hf_asset__tokenizer_config.json": b"[]"}, "/tokenizer_config.json is not a JSON"),
+    ],
+)
+def test_a_broken_tokenizer_in_the_file_of_a_text_encoder_is_named_by_that_file(
+    tmp_path: Path, tensors: dict[str, bytes], sentence: str
+) -> None:
+    file = tmp_path / "encoder.safetensors"
+    save_file({name: np.frombuffer(text, np.uint8) for name, text in tensors.items()}, file)
+    with pytest.raises(UsageError) as caught:
+        check_tokenizer(file)
+    assert str(caught.value).startswith(str(file))
+    assert sentence in str(caught.value)
