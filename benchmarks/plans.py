@@ -77,8 +77,7 @@ NETWORK_COLUMNS = (
 NETWORKS_HEADER = f"""
 Networks beside the denoiser, for a clip of two stages, 384x256 and 768x512; cycles as above. Least: those of their
 arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
-product takes six of bfloat16. The rows of tpu7x are of an older reader, which left some copies out: for a forward
-of LTX-2.3 at 768x512 on v6e:2x4 it said 271.0 where 284.6 M cycles were counted later.
+product takes six of bfloat16.
 
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
