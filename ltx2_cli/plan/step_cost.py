@@ -41,10 +41,10 @@ FLOAT32 = 4  # bytes
 DENOISING = "denoise"
 OVER_LEAST: Mapping[str, Interval] = {
     DENOISING: Interval(1.5, 2.1),
-    "encode": Interval(1.1, 1.3),
-    "connect": Interval(2.7, 6.1),
-    "upsample": Interval(8.0, 9.3),
-    "decode": Interval(3.5, 7.5),
+    "encode": Interval(1.1, 1.5),
+    "connect": Interval(2.9, 6.1),
+    "upsample": Interval(8.0, 9.0),
+    "decode": Interval(4.2, 6.0),
 }
 ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, by the schedules of LTX-2.3 at 768x512: v5e:2x4 1.4, tpu7x:2x2x1 2.0, v6e:2x4 2.3.
