@@ -54,15 +54,19 @@ def place_videos(
     references = list[PlacedVideo]()
     for number, (condition, video) in enumerate(zip(spec.conditions, videos, strict=True)):
         frame, count = condition.frame, condition.num_frames or 1
+        strength = condition.strength
+        if strength is None:
+            strength = spec.image_strength if condition.kind == "image" and not last else 1.0
+            assert strength is not None  # of a completed request
         if condition.kind == "reference" and not last:
             scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
             grid = ReferenceGrid(compression.latents(count), scale)
-            references.append(PlacedVideo(number, 0, condition.strength, count, grid))
+            references.append(PlacedVideo(number, 0, strength, count, grid))
         elif condition.kind in SHOWN:
             start = frame if frame >= 0 else max(spec.num_frames + frame - count + 1, 0)
             skipped = first_shown(condition, len(video.frames)) if condition.kind == "clip" else 0
             crf = spec.image_crf if condition.kind == "image" else None
-            shown.append(PlacedVideo(number, start * rate, condition.strength, count, None, skipped, crf))
+            shown.append(PlacedVideo(number, start * rate, strength, count, None, skipped, crf))
     return (*shown, *references)
 
 

@@ -54,6 +54,11 @@ DEPENDENCES = (
         "no image is shown",
     ),
     Dependence(
+        ("image_strength",),
+        lambda request: any(shown.kind == "image" and shown.strength is None for shown in request.spec.conditions),
+        "no image is without a strength of its own",
+    ),
+    Dependence(
         ("eta",),
         lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),
         "the sampler draws no noise",

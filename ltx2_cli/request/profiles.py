@@ -30,7 +30,10 @@ PROFILE_KEYS = {"model": "model", "recipe": "recipe", "compat": "compat", "shard
 AUTO = "auto"  # chosen by `resolve`, from the checkpoint and the devices
 STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choice: the higher layer decides both
 # None: the recipe's value
-RECIPE_KEYS = ("num_inference_steps", "sigmas", "sampler", "guidance", "stg_blocks", "second_stage", "image_crf")
+RECIPE_KEYS = (
+    *("num_inference_steps", "sigmas", "sampler", "guidance", "stg_blocks", "second_stage"),
+    *("image_crf", "image_strength"),
+)
 SECTION = "sharding."  # begins the dotted keys of the sharding section
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values
 CACHE = "compile_cache"  # never read from a file: compiled programs are code, and the file may be a stranger's

@@ -134,7 +134,7 @@ class ConditionSpec:
 
     path: str
     frame: int = 0  # of the clip, where it begins; negative: where it ends, counted from the end of the clip
-    strength: float = 1.0  # 0 to 1: how much of it stays
+    strength: float | None = None  # 0 to 1: how much of it stays; None: `image_strength` of an image, else 1
     kind: Literal["image", "video", "reference", "mask", "clip"] = "image"
     num_frames: int | None = None  # of a video, 8k + 1; None: as many as there are, up to half of the clip
     downscale: int | None = None  # of a reference, in height and width; None: as its LoRA says
@@ -167,6 +167,7 @@ class RunSpec:
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made
     streams: Literal["both", "video", "audio"]  # the generated streams; the other is not run
     image_crf: int | None  # constant rate factor of H.264 that images go through; 0: none; None: the model's
+    image_strength: float | None  # 0 to 1: of images without one, in the stage that starts from noise; None: model's
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one

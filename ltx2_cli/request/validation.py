@@ -67,6 +67,7 @@ RANGES = {
     "fps": Range(1, MAX_FPS),
     "num_videos": Range(1, MAX_VIDEOS),
     "image_crf": Range(0, MAX_CRF),
+    "image_strength": Range(0, 1),
     "reference_strength": Range(0, 1),
     "num_inference_steps": Range(1, MAX_STEPS),
     "eta": Range(0, 1),
@@ -183,8 +184,9 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
     for condition in spec.conditions:
         path, count = condition.path, condition.num_frames
         place = f"{path}@{condition.frame}:" if condition.kind in SHOWN else f"{path}:"
-        if problem := Range(0, 1).problem(condition.strength, of_condition(condition.kind, place)):
-            yield f"strength {condition.strength:g} of {path} is {problem}"
+        strength = 1 if condition.strength is None else condition.strength
+        if problem := Range(0, 1).problem(strength, of_condition(condition.kind, place)):
+            yield f"strength {strength:g} of {path} is {problem}"
         if count is not None and (problem := Range(1, spec.num_frames, 8, 1).problem(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {problem}"
         if not Path(expanduser(path)).exists():
@@ -213,7 +215,7 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
         yield f"{kinds['mask']} masks of references are given; nearest: one, and a video may change"
     for condition in spec.conditions:
         is_mask, legal = condition.kind == "mask", Range(1, MAX_REFERENCE_SCALE)
-        if condition.kind not in SHOWN and (condition.frame or (is_mask and condition.strength != 1)):
+        if condition.kind not in SHOWN and (condition.frame or (is_mask and condition.strength not in (None, 1))):
             keys = "frame or strength" if is_mask else "frame"
             yield f"the {condition.kind} {condition.path} has no {keys} of its own; leave it out"
         for key, scale in (("downscale", condition.downscale), ("temporal_scale", condition.temporal_scale)):

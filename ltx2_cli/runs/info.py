@@ -135,10 +135,11 @@ def _item_text(item: object) -> str:
     if isinstance(item, dict) and item.keys() <= {"path", "sha256"}:
         return str(item.get("path"))
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
-        words = {"reference": "reference {path}:{strength}", "mask": "reference mask {path}"}
+        strength = "" if item["strength"] is None else ":{strength}"
+        words = {"reference": "reference {path}" + strength, "mask": "reference mask {path}"}
         words |= {"clip": "frames {regenerate[0]} to {regenerate[1]} of clip {path} regenerated, {streams}"}
         with suppress(KeyError, IndexError, TypeError):  # a stranger's
-            return words.get(item.get("kind", "image"), "{path}@{frame}:{strength}").format_map(read_condition(item))
+            return words.get(item.get("kind", "image"), "{path}@{frame}" + strength).format_map(read_condition(item))
     return str(item)
 
 

@@ -1,6 +1,6 @@
 """Summary of a run as rows for people."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE, host_bytes
 from ltx2_cli.nn.layers import IMAGE_AXES
@@ -35,7 +35,9 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
     yield ("video", f"{clip}: {seconds}") if spec.running.video else ("audio", f"{seconds}, alone")
-    yield from map(_condition_row, spec.conditions)
+    for number, condition in enumerate(spec.conditions):
+        placed = (video for stage in plan.stages for video in stage.placed_videos if video.number == number)
+        yield _condition_row(condition, list(dict.fromkeys(video.strength for video in placed)))
     if spec.reference_strength != 1:
         yield "follows", f"with {spec.reference_strength:g} of the attention"
     if spec.audio:
@@ -72,9 +74,10 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     yield "denoise", f"{steps}, passes: {passes}{other}"
 
 
-def _condition_row(condition: ConditionSpec) -> tuple[str, str]:
-    """A condition of the clip."""
-    shown, strength = f"{condition.kind} {condition.path}", f"strength {condition.strength:g}"
+def _condition_row(condition: ConditionSpec, strengths: Sequence[float]) -> tuple[str, str]:
+    """A condition of the clip, of these strengths in the stages."""
+    shown = f"{condition.kind} {condition.path}"
+    strength = f"strength {', then '.join(f'{value:g}' for value in strengths)}"
     match condition.kind:
         case "reference":
             count = condition.num_frames or 1

@@ -290,6 +290,7 @@ def test_other_tensors_and_folders_are_refused(info, tmp_path: Path) -> None:
         ({"kind": "video", "frame": -1}, "p@-1:0.5"),
         ({"kind": "reference", "frame": 0}, "reference p:0.5"),
         ({"kind": "mask", "frame": 0}, "reference mask p"),
+        ({"kind": "image", "frame": 0, "strength": None}, "p@0"),
         (
             {"kind": "clip", "frame": 0, "anew": [8, 17], "streams": "both"},
             "frames 8 to 17 of clip p regenerated, both",

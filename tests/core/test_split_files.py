@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
@@ -107,13 +108,19 @@ def test_the_files_make_a_clip(file: Path, tmp_path: Path, monkeypatch: pytest.M
     assert clip.stat().st_size > 0
 
 
-def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(folder: Path) -> None:
+def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(folder: Path, tmp_path: Path) -> None:
     scheduler = folder / "scheduler" / "scheduler_config.json"
     plan = plan_of(folder, recipe="distilled")
     assert [(stage.sampler, stage.eta) for stage in plan.stages] == [("euler_ancestral", 1.0), ("euler", 1.0)]
     assert [len(stage.sigmas) - 1 for stage in plan.stages] == [8, 3]
     assert [stage.marks_keyframes for stage in plan.stages] == [True, True]
     assert plan.spec.image_crf == 18
+    image = tmp_path / "red.png"
+    Image.new("RGB", (64, 64), "red").save(image)
+    shown = [{"path": str(image)}, {"path": str(image), "frame": -1, "strength": 0.4}]
+    for more, strengths in ({}, [[0.7, 0.4], [1.0, 0.4]]), ({"compat": "diffusers"}, [[1.0, 0.4]] * 2):
+        stages = plan_of(folder, recipe="distilled", conditions=shown, **more).stages
+        assert [[placed.strength for placed in stage.placed_videos] for stage in stages] == strengths
     theirs = plan_of(folder, recipe="distilled", compat="diffusers")
     assert [(stage.sampler, stage.marks_keyframes) for stage in theirs.stages] == [("euler", False)] * 2
     assert plan_of(folder).spec.recipe == "one_stage"

@@ -233,7 +233,7 @@ def test_a_second_stage_needs_no_reference_of_the_first(made: Path) -> None:
     values = {**parse(file.metadata["record"]), "conditions": [shown, *followed], "reference_strength": 0.5}
     file = replace(file, metadata={**file.metadata, "record": dump(values)})
     trust = SimpleNamespace(trust=True)
-    assert latents_request(file, {}, Layers(), {}, trust).conditions == (ConditionSpec(__file__),)
+    assert latents_request(file, {}, Layers(), {}, trust).conditions == (ConditionSpec(__file__, strength=1.0),)
     assert latents_request(file, {}, Layers(), UNDENOISED, trust).conditions == ()
 
 
