@@ -36,7 +36,7 @@ from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import InterruptedRunError
 from ltx2_cli.request.layers import read_file
 from ltx2_cli.request.spec import Streams
-from program import run_program
+from program import run_program, signal_at
 
 KILLS = int(os.environ.get("LTX2_KILLS", "1"))  # real ones; each takes a process
 FILES = [
@@ -259,17 +259,8 @@ def test_a_stop_request_ends_a_run_after_its_step(
     """The signal comes while the run is told of a step."""
     monkeypatch.chdir(place)
     empty(place)
-    measure = RunSaver._measure
-
-    def interrupted(saver: RunSaver, progress: RunState) -> None:
-        measure(saver, progress)
-        if (progress.phase, progress.batch, progress.step) == (2, 1, 1):
-            os.kill(os.getpid(), number)
-            while not saver.stop.requested:
-                pass  # a thread hears the signal
-
-    monkeypatch.setattr(RunSaver, "_measure", interrupted)
-    assert run_program(monkeypatch, *asked) == 130
+    with signal_at((2, 1, 1), number):
+        assert run_program(monkeypatch, *asked) == 130
     said = capsys.readouterr()
     assert said.out == "c-s3.mp4\n"  # its seed was done
     assert said.err.splitlines()[-2:] == [
@@ -281,7 +272,6 @@ def test_a_stop_request_ends_a_run_after_its_step(
     assert capsys.readouterr().out.startswith("unfinished run")
     assert run_program(monkeypatch, *asked) == 2
     assert "c-s3.run is an unfinished run" in capsys.readouterr().err
-    monkeypatch.setattr(RunSaver, "_measure", measure)
     monkeypatch.chdir(place.parent)
     assert run_program(monkeypatch, "resume", str(place / "c-s3.run")) == 0
     assert capsys.readouterr().out == "c-s4.mp4\n"

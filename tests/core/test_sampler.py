@@ -1,7 +1,5 @@
 """Clips by ancestral Euler: each step's noise is the video's own, whatever is beside it and wherever it stopped."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +8,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.stage_programs import stage_programs
-from ltx2_cli.core.state import RunState
-from program import run_program
+from program import run_program, signal_at
 
 SIZE = {"--height": "64", "--width": "64", "--steps": "3", "--seed": "4"}
 ANCESTRAL = ["--sampler", "euler_ancestral"]
@@ -54,17 +50,7 @@ def test_ancestral_noise_is_of_the_video_alone(
     other = make("other", "--eta", "0.5")
     assert not compilations
     asked[asked.index("--seed") + 1] = "4"
-    measure = RunSaver._measure
-
-    def stop(saver: RunSaver, progress: RunState) -> None:
-        measure(saver, progress)
-        if (progress.phase, progress.step) == (0, 1):
-            os.kill(os.getpid(), signal.SIGTERM)
-            while not saver.stop.requested:
-                pass  # a thread hears the signal
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunSaver, "_measure", stop)
+    with signal_at((0, 0, 1)):
         make("stopped", "--save-run", "--save-run-every", "0", code=130)
     assert "stopped after step 1 of 3 of stage 1" in capsys.readouterr().err
     assert run_program(monkeypatch, "resume", "stopped.run") == 0

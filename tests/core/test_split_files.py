@@ -22,7 +22,7 @@ from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.published import AUDIO_VAE_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE
 from model_versions import LTX2_5, other_text_encoder, random_folder
-from program import run_program
+from program import run_program, signal_at
 from split_files import split
 
 NAME = "ltx-2.5-22b-distilled-transformer-bf16.safetensors"
@@ -210,3 +210,37 @@ def test_metadata_that_contradict_the_tensors_are_refused(file: Path, tmp_path: 
     restated(denoiser, model_version="2.3")
     with pytest.raises(UsageError, match=r"vae.norm_layer is 'group_norm'.*model_version is '2.3', .* of ltx2.5"):
         plan_of(denoiser)
+
+
+@pytest.mark.slow
+def test_an_ancestral_stage_that_was_stopped_goes_on_to_the_same_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from an image, which the first stage weakens; eight devices make the same latents."""
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 64), "red").save("red.png")
+    words = [
+        "--model",
+        str(folder),
+        "--recipe",
+        "distilled",
+        "--height=128",
+        "--width=128",
+        "--num-frames=9",
+        "--seed=3",
+    ]
+    exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--set", "max_sequence_length=32"]
+    short = ["--set", "sigmas=[1.0,0.8,0.5,0.0]", "--draft", "--image", "red.png"]
+
+    def make(name: str, *options: str) -> int:
+        asked = ["generate", "rain", *words, *exact, *short, "--save-latents", f"{name}.safetensors", *options]
+        return run_program(monkeypatch, *asked)
+
+    assert make("whole") == make("eight", "--sharding", "ironwood") == 0
+    with signal_at((0, 0, 1)):
+        assert make("stopped", "--save-run", "--save-run-every", "0") == 130
+    assert run_program(monkeypatch, "resume", "stopped.run") == 0
+    eight, resumed = load_file("eight.safetensors"), load_file("stopped.safetensors")
+    for name, wanted in load_file("whole.safetensors").items():
+        assert resumed[name].tobytes() == wanted.tobytes()
+        assert np.linalg.norm(eight[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
