@@ -77,7 +77,8 @@ NETWORK_COLUMNS = (
 NETWORKS_HEADER = f"""
 Networks beside the denoiser, for a clip of two stages, 384x256 and 768x512; cycles as above. Least: those of their
 arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
-product takes six of bfloat16.
+product takes six of bfloat16. The text encoder of v6e was one program of all its layers; as a loop over them its
+schedule is 17.8.
 
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
