@@ -231,7 +231,7 @@ def test_references_and_their_mask_are_conditions(ltx2: Run, core: Core, tmp_pat
     given = ("--reference", "b.mp4:0.8", "--image", "a.png@-1", "--reference-mask", "mask.png")
     assert ltx2("generate", "--prompt", "rain", *given, "--reference-strength", "0.5")[0] == 0
     conditions = [(of.kind, of.path, of.frame, of.strength) for of in core.asked.conditions]
-    wanted = [("image", "a.png", -1, 1), ("reference", "b.mp4", 0, 0.8), ("mask", "mask.png", 0, 1)]
+    wanted = [("image", "a.png", -1, None), ("reference", "b.mp4", 0, 0.8), ("mask", "mask.png", 0, None)]
     assert (conditions, core.asked.reference_strength) == (wanted, 0.5)
     assert ltx2("generate", "--prompt", "rain", "--image", "a.png:0.5", "--video", "b.mp4@8:0.25")[0] == 0
     conditions = [(of.kind, of.path, of.frame, of.strength) for of in core.asked.conditions]

@@ -13,7 +13,8 @@ from program import run_program
 NO_GUIDANCE = ("guidance-scale 1", "stg-scale 0", "modality-scale 1")
 ALL = ("guidance-scale 3", "stg-scale 1", "modality-scale 3", "guidance-rescale 0.5")
 LATER = [f"second_stage.{value}" for value in ("keep_audio=true", "lora=[]")]
-ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no", "--image-crf", "20"]
+ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no"]
+IMAGES = ["--image-crf", "20", "--image-strength", "0.5"]
 LONGER = ["--set", "second_stage.temporal_upsample=duration"]
 
 
@@ -35,7 +36,8 @@ CASES = {
     "no picture": (["--no-video", *typed(*ALL), "--audio-modality-scale", "3"], SCALES | {"audio_modality_scale"}),
     "no sound": (["--no-audio", *of_audio(*ALL), "--modality-scale", "3"], AUDIO | {"modality_scale"}),
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
-    "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"image_crf", "second_stage.temporal_upsample"}),
+    "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"second_stage.temporal_upsample"}),
+    "no image": (IMAGES, {"image_crf", "image_strength"}),
     "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),
     "no fresh noise": (["--eta", "0.5"], {"eta"}),
     "neither kept": (["--no-save-run", "--save-run-every", "5"], {"--save-run-every"}),
@@ -49,8 +51,7 @@ CASES = {
             "0.5",
             "--image",
             "red.png",
-            "--image-crf",
-            "20",
+            *IMAGES,
             "--save-run-every",
             "5",
         ],
