@@ -55,7 +55,10 @@ DEPENDENCES = (
     ),
     Dependence(
         ("image_strength",),
-        lambda request: any(shown.kind == "image" and shown.strength is None for shown in request.spec.conditions),
+        lambda request: (
+            request.from_latents
+            or any(shown.kind == "image" and shown.strength is None for shown in request.spec.conditions)
+        ),
         "no image is without a strength of its own",
     ),
     Dependence(
