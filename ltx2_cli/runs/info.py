@@ -30,7 +30,7 @@ REQUEST = (
     "sampler",
     "seed",
 )  # shown of a record
-UNKNOWN = "not to be told from its header: ltx2 or ltx2.3"
+UNKNOWN = "not to be told from its header"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
 Row = tuple[str, str]
 

@@ -20,11 +20,22 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
+from ltx2_cli.weights.tensors import Tensor
 
-KNOWN = "known are latents, mp4 videos, WAVs, records, checkpoints, denoisers, LoRAs and latent upsamplers"
+KNOWN = (
+    "known are latents, mp4 videos, WAVs, records, checkpoints and files of their networks, LoRAs, latent upsamplers"
+)
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER_PREFIX = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
 DENOISER_TENSOR = "patchify_proj.weight"  # one of them
+PARTS = {  # files of a split checkpoint, by a tensor of each: their kind, and networks by the prefixes of their tensors
+    "model.embed_tokens.weight": (
+        "text encoder",
+        {"text_encoder": "model.", "connectors": "text_embedding_projection."},
+    ),
+    "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight": ("video autoencoder", {"vae": ""}),
+    "audio_vae.decoder.conv_in.conv.weight": ("audio autoencoder", {"audio_vae": "audio_vae.", "vocoder": "vocoder."}),
+}
 VIDEO_FACTS = ("width", "height", "num_frames", "seconds", "sample_rate", "fps")
 RECORDS = (".yaml", ".yml", ".json")
 LAYER = re.compile(r"(blocks)\.\d+\.")
@@ -96,6 +107,8 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         if version := lone_denoiser(files := TensorFiles(path)):
             return _denoiser(path, files, version)
         return _checkpoint(path, open_file(path, None))
+    if tensor := next((tensor for tensor in PARTS if tensor in tensors), None):
+        return _part(path, *PARTS[tensor])
     names = ", ".join(f"`{name}`" for name in list(tensors)[:3])
     raise _unknown(path, f": it holds {names or 'nothing'}")
 
@@ -148,7 +161,19 @@ def _denoiser(path: Path, files: TensorFiles, version: str) -> FileFacts:
     return {"kind": "denoiser", **facts, **_weights({"transformer": files})}
 
 
-def _weights(files: Mapping[str, TensorFiles]) -> FileFacts:
+def _part(path: Path, kind: str, prefixes: Mapping[str, str]) -> FileFacts:
+    """A file of some networks of a checkpoint. Of these a config says no version."""
+    files, facts = TensorFiles(path), {"file": str(path), "model_version": None, "variant": None, "upsamples": None}
+    networks = {network: _beginning(files, prefix) for network, prefix in prefixes.items()}
+    return {"kind": kind, **facts, **_weights({network: part for network, part in networks.items() if part})}
+
+
+def _beginning(files: TensorFiles, prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so."""
+    return {name: tensor for name, tensor in files.items() if name.startswith(prefix)}
+
+
+def _weights(files: Mapping[str, Mapping[str, Tensor]]) -> FileFacts:
     """The size of networks, and the numbers of tensors by format; the format with the most numbers comes first."""
     networks = list[FileFacts]()
     for name, tensors in files.items():

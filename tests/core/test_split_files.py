@@ -244,3 +244,22 @@ def test_an_ancestral_stage_that_was_stopped_goes_on_to_the_same_bytes(
     for name, wanted in load_file("whole.safetensors").items():
         assert resumed[name].tobytes() == wanted.tobytes()
         assert np.linalg.norm(eight[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+def test_info_tells_the_networks_of_each_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {
+        TEXT_ENCODER_FILE: ("text encoder", ["text_encoder", "connectors"]),
+        VIDEO_VAE_FILE: ("video autoencoder", ["vae"]),
+        AUDIO_VAE_FILE: ("audio autoencoder", ["audio_vae", "vocoder"]),
+    }
+    paths = [file.parents[1] / name for name in parts]
+    assert run_program(monkeypatch, "info", "--json", *map(str, paths)) == 0
+    said = json.loads(capsys.readouterr().out)
+    names = [(facts["kind"], [network["name"] for network in facts["networks"]]) for facts in said]
+    assert names == [*parts.values()]
+    for path, facts in zip(paths[1:], said[1:], strict=True):  # the text encoder's file has other tensors too
+        assert facts["parameters"] == sum(tensor.size for tensor in load_file(path).values())
+    assert run_program(monkeypatch, "info", *map(str, paths)) == 0
+    assert "model version  " in capsys.readouterr().out
