@@ -28,7 +28,8 @@ KNOWN = (
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER_PREFIX = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
 DENOISER_TENSOR = "patchify_proj.weight"  # one of them
-PARTS = {  # files of a split checkpoint, by a tensor of each: their kind, and networks by the prefixes of their tensors
+# Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
+NETWORK_FILES = {
     "model.embed_tokens.weight": (
         "text encoder",
         {"text_encoder": "model.", "connectors": "text_embedding_projection."},
@@ -107,8 +108,8 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         if version := lone_denoiser(files := TensorFiles(path)):
             return _denoiser(path, files, version)
         return _checkpoint(path, open_file(path, None))
-    if tensor := next((tensor for tensor in PARTS if tensor in tensors), None):
-        return _part(path, *PARTS[tensor])
+    if tensor := next((tensor for tensor in NETWORK_FILES if tensor in tensors), None):
+        return _networks(path, *NETWORK_FILES[tensor])
     names = ", ".join(f"`{name}`" for name in list(tensors)[:3])
     raise _unknown(path, f": it holds {names or 'nothing'}")
 
@@ -161,16 +162,14 @@ def _denoiser(path: Path, files: TensorFiles, version: str) -> FileFacts:
     return {"kind": "denoiser", **facts, **_weights({"transformer": files})}
 
 
-def _part(path: Path, kind: str, prefixes: Mapping[str, str]) -> FileFacts:
-    """A file of some networks of a checkpoint. Of these a config says no version."""
+def _networks(path: Path, kind: str, prefixes: Mapping[str, str]) -> FileFacts:
+    """A file with some networks of a checkpoint, which states no version; `prefixes` of tensors by network."""
     files, facts = TensorFiles(path), {"file": str(path), "model_version": None, "variant": None, "upsamples": None}
-    networks = {network: _beginning(files, prefix) for network, prefix in prefixes.items()}
-    return {"kind": kind, **facts, **_weights({network: part for network, part in networks.items() if part})}
-
-
-def _beginning(files: TensorFiles, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so."""
-    return {name: tensor for name, tensor in files.items() if name.startswith(prefix)}
+    networks = {
+        network: {name: tensor for name, tensor in files.items() if name.startswith(prefix)}
+        for network, prefix in prefixes.items()
+    }
+    return {"kind": kind, **facts, **_weights({network: tensors for network, tensors in networks.items() if tensors})}
 
 
 def _weights(files: Mapping[str, Mapping[str, Tensor]]) -> FileFacts:

@@ -20,13 +20,8 @@ from ltx2_cli.runs.session import Session, file_facts, request_facts, synchroniz
 from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import Trust
 
-FIRST_STAGE = (
-    "num_inference_steps",
-    "sigmas",
-    "sampler",
-    "eta",
-    "image_strength",
-)  # keys that a second stage does not read
+# Keys that a second stage does not read.
+FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta", "image_strength")
 SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 

@@ -108,7 +108,9 @@ def test_the_files_make_a_clip(file: Path, tmp_path: Path, monkeypatch: pytest.M
     assert clip.stat().st_size > 0
 
 
-def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(folder: Path, tmp_path: Path) -> None:
+def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     scheduler = folder / "scheduler" / "scheduler_config.json"
     plan = plan_of(folder, recipe="distilled")
     assert [(stage.sampler, stage.eta) for stage in plan.stages] == [("euler_ancestral", 1.0), ("euler", 1.0)]
@@ -121,6 +123,10 @@ def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(
     for more, strengths in ({}, [[0.7, 0.4], [1.0, 0.4]]), ({"compat": "diffusers"}, [[1.0, 0.4]] * 2):
         stages = plan_of(folder, recipe="distilled", conditions=shown, **more).stages
         assert [[placed.strength for placed in stage.placed_videos] for stage in stages] == strengths
+    asked = ["generate", "rain", "--model", str(folder), "--recipe", "distilled", "--height", "128", "--width", "128"]
+    for typed, said in ((image, "0.7, then 1"), (f"{image}:0.4", "0.4"), (f"{image}:1", "1")):
+        assert run_program(monkeypatch, *asked, "--dry-run", "--image", str(typed)) == 0
+        assert f"image {image} at frame 0, strength {said}\n" in capsys.readouterr().out
     theirs = plan_of(folder, recipe="distilled", compat="diffusers")
     assert [(stage.sampler, stage.marks_keyframes) for stage in theirs.stages] == [("euler", False)] * 2
     assert plan_of(folder).spec.recipe == "one_stage"
@@ -219,16 +225,7 @@ def test_an_ancestral_stage_that_was_stopped_goes_on_to_the_same_bytes(
     """Also from an image, which the first stage weakens; eight devices make the same latents."""
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (64, 64), "red").save("red.png")
-    words = [
-        "--model",
-        str(folder),
-        "--recipe",
-        "distilled",
-        "--height=128",
-        "--width=128",
-        "--num-frames=9",
-        "--seed=3",
-    ]
+    words = ["--model", str(folder), "--recipe=distilled", "--height=128", "--width=128", "--num-frames=9", "--seed=3"]
     exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--set", "max_sequence_length=32"]
     short = ["--set", "sigmas=[1.0,0.8,0.5,0.0]", "--draft", "--image", "red.png"]
 
