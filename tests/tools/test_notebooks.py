@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from xla_flags import QUICK
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_clip.ipynb"
 RUN = """
@@ -33,7 +35,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     parameters = f"CLONE, MODEL, PROMPT, OPTIONS = {str(ROOT)!r}, 'demo', 'a red ball', {options!r}"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [sys.executable, "-c", RUN, str(NOTEBOOK), parameters]
-    environment = {**os.environ, **PIP, "PATH": path, "IPYTHONDIR": str(tmp_path / "ipython")}
+    environment = {**os.environ, **PIP, "XLA_FLAGS": QUICK, "PATH": path, "IPYTHONDIR": str(tmp_path / "ipython")}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "fox.mp4" in ran.stdout
