@@ -56,7 +56,12 @@ Settings = Annotated[
     Texts, option(FILES, "Value of any key; repeatable.", "--set", metavar="KEY=VALUE", autocompletion=complete_key)
 ]
 CompileCache = Annotated[
-    Text, option(COMPILING, "Folder of compiled programs; off: none; default: in the user's cache.", metavar="FOLDER")
+    Text,
+    option(
+        COMPILING,
+        "Folder of compiled programs and text contexts; off: none; default: in the user's cache.",
+        metavar="FOLDER",
+    ),
 ]
 PreviewFile = Annotated[File, option(FILES, "PNG preview of the clip, updated after every tenth of the steps.")]
 NumVideos = Annotated[Count, option(SIZE, "Batch size: clip i uses seed + i.")]

@@ -1,8 +1,9 @@
-"""Prompts to text contexts: every distinct prompt once, by the text encoder and the connectors."""
+"""Prompts to text contexts: every distinct prompt once, by the text encoder and the connectors, or from the cache."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.core.advice import CONNECT_TEXT, ENCODE_TEXT, memory_for
+from ltx2_cli.core.context_cache import keep_contexts, read_contexts
 from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
@@ -24,18 +26,29 @@ from ltx2_cli.request.spec import DType, Streams
 from ltx2_cli.request.spelling import option
 
 
-def encode(plan: Plan, names: Iterable[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
-    """Encode the plan's prompts: the context of each stream [prompts, tokens, width], by the name of the connectors."""
-    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
-    for prompt, truncated in zip(plan.prompts, tokens.truncated, strict=True):
-        if truncated:
-            report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
-    states = _hidden_states(tokens, plan, components, report)
-    return {name: _contexts(name, tokens, states, plan, components, report) for name in names}
+def encode(plan: Plan, names: Sequence[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
+    """The contexts of the plan's prompts, of each stream [prompts, tokens, width], by the name of the connectors: from
+    the cache, else encoded."""
+    kept = {name: found for name in names if (found := read_contexts(plan, name, report))}
+    missing, tokens = [name for name in names if name not in kept], None
+    if missing:
+        tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
+    truncated = compress(plan.prompts, tokens.truncated) if tokens else next(iter(kept.values())).truncated
+    for prompt in (cut := tuple(truncated)):
+        report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
+    contexts = {name: to_devices(found.contexts, plan.sharding.replicated) for name, found in kept.items()}
+    if tokens:
+        states = _hidden_states(tokens, plan, components, report)
+        contexts |= {name: _contexts(name, tokens, states, plan, components, report) for name in missing}
+    for name in missing:
+        keep_contexts(plan, name, contexts[name], cut)
+    return contexts
 
 
-def text_programs(plan: Plan, names: Iterable[str]) -> list[Program]:
-    """The programs of `encode`. Raises `UsageError` for a text encoder that cannot be computed."""
+def text_programs(plan: Plan, names: Sequence[str]) -> list[Program]:
+    """The programs that encode the plan's prompts. Raises `UsageError` for a text encoder that cannot be computed."""
+    if not names:
+        return []
     from ltx2_cli.models.gemma_torch import build_torch_module
 
     arch = plan.arch.text_encoder

@@ -12,6 +12,7 @@ import numpy as np
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.conditions import condition_programs, encode_conditions
+from ltx2_cli.core.context_cache import missing_in_cache
 from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.denoise import denoise_stage
 from ltx2_cli.core.encode import encode, text_programs
@@ -84,7 +85,7 @@ def with_contexts(plan: Plan, components: Components, start: RunState, report: R
     """The state `start` with the contexts of the text, on the host."""
     if not (names := missing_contexts(plan, start)):
         return start
-    with _running(plan, components, report, text_programs(plan, names)):
+    with _running(plan, components, report, text_programs(plan, missing_in_cache(plan, names))):
         contexts = encode(plan, names, components, report)
     on_host = {name: Streams[Any](*map(to_host, streams)) for name, streams in contexts.items()}
     return replace(start, contexts={**start.contexts, **on_host})
@@ -103,6 +104,8 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
     """Load all networks and run all programs once, with a single step, so that the next run compiles nothing."""
     stages = tuple(replace(stage, sigmas=stage.sigmas[[0, -1]][: len(stage.sigmas)]) for stage in plan.stages)
     first_batch = replace(plan, seeds=plan.batches[0], stages=stages)  # other batches are alike
+    for program in text_programs(plan, missing_contexts(plan, START)):  # also of a prompt that was encoded before
+        program.compile()
     for _ in run(first_batch, components, report):
         pass
 
@@ -127,8 +130,7 @@ def decode_file(
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs of `run_phases`, in the order of their use."""
     yield from condition_programs(plan, plan.phases[start.phase :])
-    if names := missing_contexts(plan, start):
-        yield from text_programs(plan, names)
+    yield from text_programs(plan, missing_in_cache(plan, missing_contexts(plan, start)))
     for phase in plan.phases[start.phase :]:
         if isinstance(phase, Upsample):
             yield upsampling_program(plan, phase.stage)

@@ -1,0 +1,79 @@
+"""A prompt is encoded once: the cache of text contexts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from safetensors.numpy import load_file
+
+from ltx2_cli.weights.hub import DEMO_FOLDER
+from program import CACHE, cache_restored, run_program
+
+LONG = "a red ball bounces on a navy background " * 8
+ASKED = ["--model", "./model", "--height", "64", "--width", "64", "--num-frames", "9", "--steps", "1", "--no-audio"]
+ASKED += ["--set", "max_sequence_length=32"]
+RUN = """
+import os, sys
+from ltx2_cli.cli.app import main
+os._exit = sys.exit
+try:
+    main()
+finally:
+    print([name for name in ("torch", "transformers", "tokenizers") if name in sys.modules])
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Path]:
+    """A folder for compiled programs, which the tests do without elsewhere."""
+    with cache_restored():
+        jax.config.update(CACHE, True)
+        yield tmp_path / "programs"
+
+
+@pytest.mark.slow
+def test_a_prompt_is_encoded_once(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process with another seed imports no torch and compiles nothing; its clip has the bytes of one whose
+    text is encoded, also where the file is damaged, which is made again. Another prompt or file is another text."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO_FOLDER, "model")
+
+    def words(name: str, seed: int, prompt: str = LONG) -> list[str]:
+        kept = ["--compile-cache", str(programs), "--save-latents", f"{name}.safetensors", "-o", f"{name}.mp4"]
+        return ["generate", "--prompt", prompt, *ASKED, "--seed", str(seed), *kept, "-v"]
+
+    def run(*arguments: str) -> str:
+        assert run_program(monkeypatch, *arguments) == 0
+        return capsys.readouterr().err
+
+    assert "encode text" in run(*words("first", 1))
+    (kept,) = (programs / "contexts").iterdir()
+
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    command = [sys.executable, "-c", RUN, *words("again", 2), "--no-compile"]
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "[]" in again.stdout.splitlines()
+    assert "encode text" not in again.stderr
+    assert "tokens are read of: a red ball" in again.stderr
+
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-1])
+    said = run(*words("damaged", 2))
+    assert f"delete damaged contexts {kept}" in said
+    assert "encode text" in said
+    assert kept.read_bytes() == content
+    encoded, from_cache = (load_file(f"{name}.safetensors")["video"] for name in ("damaged", "again"))
+    assert encoded.tobytes() == from_cache.tobytes()
+
+    assert "encode text" in run(*words("other", 2, "a blue square"))
+    os.utime(next(Path("model/connectors").glob("*.safetensors")))  # as if it were another
+    assert "encode text" in run(*words("other", 2, "a blue square"), "--force")
+    assert len([*(programs / "contexts").iterdir()]) == 3
