@@ -1,9 +1,10 @@
-"""Calls in a thread that an error does not wait for, unlike a pool's: a compiler may take minutes."""
+"""Calls in threads that an error does not wait for, unlike a pool's: a compiler may take minutes."""
 
 import atexit
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from threading import Thread
@@ -13,12 +14,17 @@ T = TypeVar("T")
 _threads = list[Thread]()
 
 
-def in_background(name: str, calls: Iterable[Callable[[], T]]) -> list[Future[T]]:
-    """One thread makes the calls in their order, but for those whose future is cancelled before."""
+def in_background(name: str, calls: Iterable[Callable[[], T]], threads: int = 1) -> list[Future[T]]:
+    """Threads take the calls in their order, but for those whose future is cancelled before."""
     pending = [(Future[T](), call) for call in calls]
+    untaken = deque(pending)
 
     def work() -> None:
-        for future, call in pending:
+        while True:
+            try:
+                future, call = untaken.popleft()
+            except IndexError:
+                return
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
@@ -26,8 +32,9 @@ def in_background(name: str, calls: Iterable[Callable[[], T]]) -> list[Future[T]
                     future.set_exception(error)
 
     _threads[:] = [thread for thread in _threads if thread.is_alive()]
-    _threads.append(Thread(target=work, name=name, daemon=True))
-    _threads[-1].start()
+    for _ in range(min(threads, len(pending))):
+        _threads.append(Thread(target=work, name=name, daemon=True))
+        _threads[-1].start()
     return [future for future, _ in pending]
 
 

@@ -15,7 +15,7 @@ from ltx2_cli.core.advice import (
     LOAD,
     memory_for,
 )
-from ltx2_cli.core.programs import UNDIAGNOSABLE, Program
+from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, compiling_threads
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.parallel.mesh import ShardingPlan
@@ -71,9 +71,11 @@ class Components:
 
     @contextmanager
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
-        """Compile programs in one thread beside the body, in their order; a network is ready when its programs are."""
+        """Compile programs beside the body, in their order and several at once; a network is ready when its programs
+        are."""
         named = [(program.network, program) for program in programs if program.network is not None]
-        compiled = in_background("compile", (program.compile for _, program in named))
+        threads = compiling_threads(jax.default_backend())
+        compiled = in_background("compile", (program.compile for _, program in named), threads)
         for (network, program), future in zip(named, compiled, strict=True):
             self.compilations[network].append((program.name, future))
         try:

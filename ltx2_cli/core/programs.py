@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn
 
 import jax
@@ -17,6 +18,7 @@ from jax.sharding import Sharding
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.parallel.devices import machine_memory
 from ltx2_cli.parallel.hosts import is_shared
 from ltx2_cli.private_api import COMPILED_EVENT, READ_EVENT, compilation_refused, discard_unreadable_programs
 from ltx2_cli.request.profiles import program_cache
@@ -26,6 +28,16 @@ from ltx2_cli.request.spelling import typed
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
 # What jax warns of each program, and what is warned of here: the reason.
 TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
+CORES, MEMORY = 4, 8e9  # of the host, for each program: libtpu used 1.6 GB for a forward of LTX-2.3
+_LOWERING = Lock()  # to trace is work of Python, of which one thread does as much as several
+
+
+def compiling_threads(platform: str) -> int:
+    """The number of programs that this host compiles at once for a platform. GPUs tune a program by its time on the
+    device, which another one would lengthen; hosts compile in one order."""
+    if platform == "gpu" or jax.process_count() > 1:
+        return 1
+    return max(1, min((os.cpu_count() or 1) // CORES, int(machine_memory() // MEMORY)))
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,9 @@ class Program:
 
     def compile(self) -> None:
         """Compile it. jax remembers it: the call that follows finds it compiled."""
-        self.lower().compile()
+        with _LOWERING:
+            lowered = self.lower()
+        lowered.compile()
 
     def outputs(self) -> Any:
         """The results, abstract, laid out as the function lays them out."""

@@ -98,7 +98,7 @@ def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
     import jax
 
     local = [device for device in devices if device.process_index == jax.process_index()]
-    budget = PLANNABLE_FRACTION * _machine_memory() / len(local) if devices[0].platform == "cpu" and local else math.inf
+    budget = PLANNABLE_FRACTION * machine_memory() / len(local) if devices[0].platform == "cpu" and local else math.inf
     return DeviceMemory(budget, budget, budget)
 
 
@@ -128,7 +128,7 @@ def _statistics(device: "jax.Device") -> Mapping[str, int]:
         return {}
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     """Bytes for this process: the machine's, or the lowest limit of its control groups (of a container or a SLURM job):
     cgroup v2, and v1 as in containers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

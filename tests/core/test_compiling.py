@@ -1,12 +1,13 @@
 """When programs are compiled: once for all runs, beside the loading, or not at all."""
 
+import os
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from ltx2_cli.core.programs import (
     CompileStats,
     NotCompiledError,
     Program,
+    compiling_threads,
     count_compilations,
     enable_compilation_cache,
     forbid_compilation,
@@ -100,7 +102,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
 
 
 ABANDONED = """
-from threading import Event
+from threading import Barrier, Event
 from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import Program
 with Components(None).compiling([Program("slow", "vae", None, lambda: Event().wait())]):
@@ -134,6 +136,40 @@ def test_queued_programs_are_not_compiled_after_the_end(checkpoint: Checkpoint) 
     assert isinstance(first.exception(), ZeroDivisionError)
     assert second.cancelled()
     assert not lowered
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "platform", "number"),
+    [(180, 1400e9, "tpu", 45), (180, 24e9, "tpu", 3), (2, 24e9, "cpu", 1), (8, 12e9, "cpu", 1), (64, 500e9, "gpu", 1)],
+)
+def test_a_host_compiles_as_many_programs_at_once_as_it_has_room_for(
+    cores: int, memory: float, platform: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(compiling, "machine_memory", lambda: memory)
+    assert compiling_threads(platform) == number
+
+
+class Meeting:
+    """A program that is compiled when others are compiled at the same time."""
+
+    def __init__(self, number: int):
+        self.barrier = Barrier(number, timeout=60)
+
+    def lower(self) -> "Meeting":
+        return self
+
+    def compile(self) -> None:
+        self.barrier.wait()
+
+
+def test_programs_are_compiled_at_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(compiling, "machine_memory", lambda: 64e9)
+    components, meeting = Components(plan_of(checkpoint, SMALL, 3)), Meeting(3)
+    programs = [Program(name, "vocoder", meeting, tuple) for name in ("frames", "audio", "noise")]
+    with components.compiling(programs), components.use("vocoder", Report()):
+        assert all(program.done() for _, program in components.compilations["vocoder"])
 
 
 def test_compiled_and_cached_programs_are_counted_apart() -> None:
