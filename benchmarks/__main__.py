@@ -39,7 +39,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.load import CHUNK_BYTES, load
+from ltx2_cli.weights.load import CHUNK_BYTES, load_weights
 from tools.weights import random_weights, save
 
 ROUNDS = 5
@@ -155,7 +155,7 @@ def loading(folder: Path, way: str, chunk: int | None) -> Row:
         write_checkpoint(module, path)
     return alternate(
         f"load {path.stat().st_size / 1e9:.2f} GB {way}, `cat`",
-        lambda: jax.tree.leaves(load(module, TensorFiles(folder), to_one_device, chunk_bytes=chunk)),
+        lambda: jax.tree.leaves(load_weights(module, TensorFiles(folder), to_one_device, chunk_bytes=chunk)),
         lambda: subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True),
     )
 

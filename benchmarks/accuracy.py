@@ -22,7 +22,7 @@ from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.networks import EIGHT_BITS
+from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
 from ltx2_cli.request.spec import Streams, WeightType
@@ -36,7 +36,7 @@ RESULTS = Path(__file__).with_name("accuracy.md")
 CLIPS = 8
 LAYERS = 2
 WAYS = {
-    f"{weights} | {compute}": EIGHT_BITS[weights]._replace(rounds_input=compute == "full")
+    f"{weights} | {compute}": EIGHT_BIT_MATRICES[weights]._replace(rounds_input=compute == "full")
     for weights in (WeightType.int8, WeightType.fp8)
     for compute in ("weights", "full")
 }

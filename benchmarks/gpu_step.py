@@ -58,8 +58,8 @@ def ours(tiny: bool) -> Turn:
     import jax
 
     from ltx2_cli.core.bench import random_network
+    from ltx2_cli.core.components import Components, abstract_network
     from ltx2_cli.core.encode import abstract_contexts
-    from ltx2_cli.core.networks import Components, abstract_network
     from ltx2_cli.core.report import Report, Timings
     from ltx2_cli.core.run import run_phases
     from ltx2_cli.core.state import RunState
@@ -84,8 +84,8 @@ def ours(tiny: bool) -> Turn:
 
 def asked(tiny: bool, passes: int) -> RequestLayers:
     """The same clip in words that need nothing of ours: what JAX brings confuses torch's compiler."""
+    from ltx2_cli.core.report import DENOISE
     from ltx2_cli.estimate.flops import phase_flops
-    from ltx2_cli.estimate.phases import DENOISE
 
     plan = plan_of(tiny, passes)
     arch, (stage,) = plan.arch.transformer, plan.stages

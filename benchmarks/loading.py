@@ -17,7 +17,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared
-from ltx2_cli.weights.load import CHUNK_BYTES, load
+from ltx2_cli.weights.load import CHUNK_BYTES, load_weights
 
 LAYERS = 2  # of 48: 2.4 GB
 
@@ -60,7 +60,7 @@ def memory(path: Path, chunk: int | None) -> tuple[int, int]:
     jax.block_until_ready(jax.device_put(np.zeros(1), to_one_device(None)))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = most_resident()
-    loaded = jax.block_until_ready(jax.tree.leaves(load(module, files, to_one_device, chunk_bytes=chunk)))
+    loaded = jax.block_until_ready(jax.tree.leaves(load_weights(module, files, to_one_device, chunk_bytes=chunk)))
     size = sum(array.nbytes for array in loaded)
     return size, most_resident() - before - size
 

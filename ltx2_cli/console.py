@@ -26,7 +26,7 @@ from ltx2_cli.units import duration, quantity
 
 LONGEST_LINE = 2000  # characters of an error
 MOST_LINES = 3  # of an error and its hint
-SECONDS = 30.0  # between two lines of a log that say how far a run is
+LOG_SECONDS = 30.0  # between two lines of a log that say how far a run is
 
 
 def reporter(verbose: bool = False, stream: TextIO | None = None) -> Report:
@@ -150,7 +150,7 @@ class Plain(Report):
     bytes: int = 0  # that were moved in the current activity
     deferred: list[str] = field(default_factory=list)  # notes that are not printed yet
     heading: str = ""  # of the line that moves
-    pause: float = SECONDS  # at least, between two lines that say how far a run is
+    pause: float = LOG_SECONDS  # at least, between two lines that say how far a run is
     stepping: bool = False  # steps say how far they are themselves
 
     @contextmanager

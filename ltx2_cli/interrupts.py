@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130  # the exit code
-GRACE = 1.0  # seconds for the main thread to end by itself
+EXIT_GRACE = 1.0  # seconds for the main thread to end by itself
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)  # SLURM sends those that a job asks for
 RAISE = signal.SIGURG  # its handler raises `KeyboardInterrupt` in the main thread; others who send it mean sockets
 IMPORTING = "<frozen importlib._bootstrap>"  # the file of Python's import functions
@@ -43,8 +43,8 @@ _state = _State()
 def handle_signals() -> Iterator[None]:
     """In the body, a signal asks a listening run to stop after its step; without one, or the second time, it raises
     `KeyboardInterrupt` in the main thread. The process is ended by force while the main thread imports a module, which
-    might crash, and where it does not end within `GRACE` seconds. A thread receives the signals: Python runs handlers
-    only between calls into C++, where a step or a wait for another host may take long."""
+    might crash, and where it does not end within `EXIT_GRACE` seconds. A thread receives the signals: Python runs
+    handlers only between calls into C++, where a step or a wait for another host may take long."""
     global _state
     _state = _State()
     numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks
@@ -102,7 +102,7 @@ def interrupt_soon() -> None:
     if not (state.ending or state.over):
         state.ending = True
         _wake_main_thread()
-        timer = threading.Timer(GRACE, force_exit)
+        timer = threading.Timer(EXIT_GRACE, force_exit)
         timer.daemon = True
         timer.start()
 

@@ -1,8 +1,9 @@
-"""Quantities as text."""
+"""Quantities as text, their bounds, and a size."""
 
 from typing import NamedTuple
 
-PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+FLOAT32_BYTES = 4  # of a number
 
 
 class Interval(NamedTuple):
@@ -33,6 +34,6 @@ def duration(seconds: float) -> str:
 def quantity(value: float, unit: str = "B") -> str:
     """A quantity with its prefix: `92.1 GB`, `0.3 GB`, from a tenth of that down `12 MB`, `76 kB`, `2 B`."""
     power = 0
-    while power < len(PREFIXES) - 1 and value >= (100 if power == 2 else 1000):
+    while power < len(SI_PREFIXES) - 1 and value >= (100 if power == 2 else 1000):
         value, power = value / 1000, power + 1
-    return f"{value:.{int(power > 2)}f} {PREFIXES[power]}{unit}"
+    return f"{value:.{int(power > 2)}f} {SI_PREFIXES[power]}{unit}"

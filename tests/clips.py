@@ -10,7 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from safetensors.torch import save_file
 
 from ltx2_cli import load, run
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run_phases
 from ltx2_cli.core.state import OnProgress, RunState, ignore_progress

@@ -60,6 +60,6 @@ def read(told: Sequence[str]) -> None:
 
     for chunk in (None, 1):
         files = Counting(Path.cwd())
-        loaded = loading.load(Network(), files, place, chunk_bytes=chunk)
+        loaded = loading.load_weights(Network(), files, place, chunk_bytes=chunk)
         same = [np.array_equal(to_host(vars(loaded)[name][...]), np.load(f"{name}.npy")) for name in NAMES]
         print(json.dumps([all(same), files.bytes_read]))

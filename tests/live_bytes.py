@@ -13,8 +13,9 @@ import jax
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Advance, Timings
 from ltx2_cli.core.stage_programs import stage_programs
-from ltx2_cli.estimate.phases import CONNECT, LOOPS, PHASES, phase_memory, run_phases, stage_of, weight_bytes
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.estimate.phases import CONNECT, LOOPS, PHASES, phase_memory, phase_names, stage_of, weight_bytes
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.step_cost import text_bytes
 
@@ -105,7 +106,7 @@ def check_phases(plan: Plan, samples: Sequence[Sample]) -> None:
     """The most of each phase is what the plan says of its weights, with the contexts of the text once they are made, in
     steps also with its features, keys and values; within 5 %. The connectors have the text encoder's result, which the
     plan counts among activations."""
-    names = run_phases(plan)
+    names = phase_names(plan)
     memory, most, name = phase_memory(plan, names), dict.fromkeys(names, 0), names[0]
     phase_of = {network: name for name in reversed(names) for network in PHASES[name]}  # that loads it
     for line, size in samples:

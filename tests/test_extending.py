@@ -30,7 +30,7 @@ from ltx2_cli.request.profiles import configs, read_sharding, read_spec
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, declared, weights
-from ltx2_cli.weights.load import load, mismatches
+from ltx2_cli.weights.load import load_weights, mismatches
 from program import run_program
 from tools.weights import random_weights, save
 
@@ -101,7 +101,7 @@ def test_a_new_network_takes_one_file_to_be_checked_loaded_and_sharded(
     files = TensorFiles(folder)
     assert mismatches(network, files) == []
     place = lay_out(read_sharding(profile), jax.devices(), weights(network), rows=4).place
-    loaded = load(network, files, place)
+    loaded = load_weights(network, files, place)
     assert loaded.head.kernel[...].sharding.shard_shape((4, 16)) == (2, 16)
     assert loaded.norm[...].sharding.is_fully_replicated
 

@@ -33,7 +33,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
-from ltx2_cli.diffusion.latents import SIZE, open_latents, save_latents, to_tokens
+from ltx2_cli.diffusion.latents import SIZE_KEYS, open_latents, save_latents, to_tokens
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
@@ -180,7 +180,7 @@ def files(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     noise = np.random.default_rng(0)
     latents = Streams(*(noise.standard_normal(shape, np.float32) for shape in plan.latent_shapes))
     facts = {"model_version": plan.arch.model_version, "fps": "24.0", "stage": "final"} | dict(
-        zip(SIZE, ("9", "64", "64"), strict=True)
+        zip(SIZE_KEYS, ("9", "64", "64"), strict=True)
     )
     save_latents(latents, paths["safetensors"], facts)
     history = extend_history(

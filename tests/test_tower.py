@@ -5,6 +5,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -41,6 +42,12 @@ TOWER = (
 LEVEL = {storey: level for level, storeys in enumerate(TOWER) for storey in storeys}
 FORBIDDEN = {("diffusion", "ltx2_cli.nn"), ("core", "rich"), ("core", "typer")}
 FILES = sorted(PACKAGE.rglob("*.py"))
+DEFINED_TWICE = {  # public names of several modules
+    "main",  # of each program
+    "KERNEL",  # of each kernel's module, which is loaded by its name
+    "SAMPLER",  # of each sampler's module, likewise
+    "NORM_EPS",  # of each network, beside its layers
+}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -106,6 +113,23 @@ def test_the_package_and_the_command_line_import_without_jax(module: str):
     script = f"import sys, {module}; print([name for name in ('jax', 'torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_public_name_is_defined_in_one_module():
+    """So that it alone says what it holds. Type variables, of one letter, may be defined again."""
+
+    def defined(path: Path) -> set[str]:
+        names = set[str]()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+        return {name for name in names if len(name) > 1 and not name.startswith("_")}
+
+    counts = Counter(name for path in FILES for name in defined(path))
+    assert {name for name, count in counts.items() if count > 1} == DEFINED_TWICE
 
 
 def test_functions_are_short():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ltx2_cli.chips import chip
 from ltx2_cli.cli.app import app
-from ltx2_cli.cli.registry import in_order
+from ltx2_cli.cli.registry import all_commands
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, choose
 from ltx2_cli.nn.kernels.dispatch import NATIVE
@@ -112,7 +112,7 @@ def with_fit_table(readme: str) -> str:
 
 def commands_page() -> str:
     """The text of the page of all commands: what `--help` prints on a terminal of fixed width, as Markdown."""
-    names = ["", *(command.name for command in in_order())]
+    names = ["", *(command.name for command in all_commands())]
     headings = [f"ltx2 {name}".strip() for name in names]
     links = "\n".join(f"- [`{heading}`](#{heading.replace(' ', '-')})" for heading in headings)
     parts = ["# Commands", "The help of each command, written by `make docs`.", links]

@@ -19,8 +19,8 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES
 
 FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
-MAX_SLUG, MAX_BYTES = 40, 120  # characters and bytes of a text in a name; file systems take names of 255 bytes
-CUT = 10 * MAX_BYTES  # characters of a text that are read for its name
+MAX_SLUG, MAX_SLUG_BYTES = 40, 120  # characters and bytes of a text in a name; file systems take names of 255 bytes
+CUT = 10 * MAX_SLUG_BYTES  # characters of a text that are read for its name
 WORD, APOSTROPHES = re.compile(r"\w+(\.\w+)*"), re.compile(r"(?<=\w)['\u2019](?=\w)")
 RUN = ".run"  # the ending of the file of an unfinished run
 
@@ -144,12 +144,12 @@ def _automatic_name(spec: RunSpec) -> str:
 
 def slug(text: str, most: int = MAX_SLUG) -> str:
     """The first words of a text as a part of a file name: letters and digits of any script, lower case, joined by `-`;
-    a symbol such as an emoji by its name. At most `most` characters, and `MAX_BYTES`."""
+    a symbol such as an emoji by its name. At most `most` characters, and `MAX_SLUG_BYTES`."""
     shown = (f" {unicodedata.name(sign, '')} " if unicodedata.category(sign) == "So" else sign for sign in text[:CUT])
     plain = unicodedata.normalize("NFKC", "".join(shown)).lower()
     name = "-".join(match[0] for match in WORD.finditer(APOSTROPHES.sub("", plain)))
     name = name if len(name) <= most else name[: most + 1].rpartition("-")[0] or name[:most]
-    return name.encode()[:MAX_BYTES].decode(errors="ignore").strip("-.")
+    return name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").strip("-.")
 
 
 def check_outputs(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from string import Formatter
 
-from ltx2_cli.artifacts.outputs import MAX_BYTES, slug
+from ltx2_cli.artifacts.outputs import MAX_SLUG_BYTES, slug
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import unknown_name_error
 from ltx2_cli.request.profiles import AUTO
@@ -13,7 +13,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import CLIP_TYPES
 
 LINE = "line"  # the field that is not of the request
-EXAMPLE = "for example: -o 'out/{prompt:.40}-{seed}.mp4'"
+TEMPLATE_EXAMPLE = "for example: -o 'out/{prompt:.40}-{seed}.mp4'"
 # field: dotted key of the request
 FIELDS = {
     **{key: key for key in ("prompt", "seed", "width", "height", "num_frames", "fps", "recipe")},
@@ -33,11 +33,11 @@ def parse_template(template: str) -> Name:
     names raise it where a request leaves a field open."""
     parts = list(_parts(template))
     if not template.lower().endswith(endings := tuple(f".{kind}" for kind in CLIP_TYPES.values())):
-        raise UsageError(f"-o {template!r} does not end in {' or '.join(endings)}", EXAMPLE)
+        raise UsageError(f"-o {template!r} does not end in {' or '.join(endings)}", TEMPLATE_EXAMPLE)
 
     def name(spec: RunSpec, line: int) -> str:
         if not template.lower().endswith(kind := CLIP_TYPES[spec.running.video]):
-            raise UsageError(f"-o {template!r} names no {kind}, which is made", EXAMPLE)
+            raise UsageError(f"-o {template!r} names no {kind}, which is made", TEMPLATE_EXAMPLE)
         return "".join(text + (_value(spec, line, *field) if field else "") for text, field in parts)
 
     return name
@@ -48,12 +48,12 @@ def _parts(template: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:
-        raise UsageError(f"-o {template!r} is no template: {error}", EXAMPLE) from None
+        raise UsageError(f"-o {template!r} is no template: {error}", TEMPLATE_EXAMPLE) from None
     for text, field, form, conversion in parsed:
         if field is not None and field not in (known := [LINE, *FIELDS]):
             raise unknown_name_error("field", field, known, source=f"-o {template!r}: ")
         if conversion or not FORMAT.fullmatch(form or ""):
-            raise UsageError(f"-o {template!r}: {{{field}}} has no format `{conversion or form}`", EXAMPLE)
+            raise UsageError(f"-o {template!r}: {{{field}}} has no format `{conversion or form}`", TEMPLATE_EXAMPLE)
         yield text, None if field is None else (field, form or "")
 
 
@@ -66,7 +66,7 @@ def _value(spec: RunSpec, line: int, field: str, form: str) -> str:
         raise UsageError(f"the name of the clip has {{{field}}}, which the request leaves open", hint)
     try:
         if isinstance(value, str):
-            return format(slug(value, MAX_BYTES), form).strip("-. ") or "untitled"
+            return format(slug(value, MAX_SLUG_BYTES), form).strip("-. ") or "untitled"
         return format(value, form or "g" if isinstance(value, float) else form)
     except ValueError as error:
-        raise UsageError(f"{{{field}:{form}}} cannot be written: {error}", EXAMPLE) from None
+        raise UsageError(f"{{{field}:{form}}} cannot be written: {error}", TEMPLATE_EXAMPLE) from None

@@ -15,7 +15,7 @@ from ltx2_cli.artifacts.files import refuse_special, replacing
 from ltx2_cli.errors import UsageError
 
 CHECKSUM = "crc32"  # metadata key: of all other content, to find bits that a disk or a network changed
-DTYPES = ("F16", "F32", "F64")
+FLOAT_DTYPES = ("F16", "F32", "F64")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -53,7 +53,7 @@ def read_tensors(path: Path, content: str, hint: str) -> tuple[dict[str, np.ndar
     with open_tensors(path, content, hint) as file:
         names, metadata = file.keys(), file.metadata() or {}
         for name in names:
-            if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+            if (dtype := file.get_slice(name).get_dtype()) not in FLOAT_DTYPES:
                 raise UsageError(f"`{name}` in {path} is {dtype}, which {content} never is", "save it as F32")
         tensors = {name: file.get_tensor(name) for name in names}
     if metadata.get(CHECKSUM) not in (None, checksum(tensors, metadata)):

@@ -18,7 +18,7 @@ from ltx2_cli.artifacts.files import remove_locks
 from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.cli.options import KeepOptions, SessionOptions
 from ltx2_cli.cli.refusals import print_json_error, print_unexpected, refusal
-from ltx2_cli.cli.registry import GROUPS, Command, in_order, spelling_of
+from ltx2_cli.cli.registry import COMMAND_GROUPS, Command, all_commands, spelling_of
 from ltx2_cli.cli.typer_commands import PlainGroup, StrictCommand
 from ltx2_cli.console import print_error, reporter
 from ltx2_cli.core.report import Report
@@ -50,7 +50,7 @@ class Overview(PlainGroup):
             parameter.hidden = True  # type: ignore[attr-defined]  # they are among the last lines
         super().format_help(ctx, formatter)
         codes = [f"{code:>4}  {meaning}" for code, meaning in MEANINGS.items()]
-        firsts = {one.name.split()[0]: one.first_example for one in reversed(in_order())}
+        firsts = {one.name.split()[0]: one.first_example for one in reversed(all_commands())}
         for heading, lines in {
             "Options": [OPTIONS],
             "Exit codes": codes,
@@ -131,15 +131,15 @@ def overview(
     show_help(context)
 
 
-def build() -> typer.Typer:
+def build_app() -> typer.Typer:
     """The program with all registered commands."""
     program = typer.Typer(rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
     groups = dict[str, typer.Typer]()
-    for command in in_order():
+    for command in all_commands():
         name = command.name.split()[0]
-        if name in GROUPS and name not in groups:
+        if name in COMMAND_GROUPS and name not in groups:
             groups[name] = typer.Typer(cls=PlainGroup)
-            groups[name].callback(invoke_without_command=True, help=GROUPS[name])(show_help)
+            groups[name].callback(invoke_without_command=True, help=COMMAND_GROUPS[name])(show_help)
             program.add_typer(groups[name], name=name, rich_help_panel=command.panel)
         add_command(groups.get(name, program), command)
     text = "Video with audio from a prompt: LTX-2 in JAX."
@@ -147,7 +147,7 @@ def build() -> typer.Typer:
     return program
 
 
-app = build()
+app = build_app()
 
 
 @cache

@@ -45,10 +45,10 @@ def argument(metavar: str, text: str) -> Any:
 # Options of several commands
 OutputFile = Annotated[File, option(FILES, "Output mp4; default: named after the input.", "--output", "-o")]
 Upsampler = Annotated[Text, option(MODEL, r"Latent upsampler of the second stage: FILE, FOLDER or REPO\[/FILE].")]
-Transformer = Annotated[
+TransformerOption = Annotated[
     Text, option(MODEL, "Denoiser, .safetensors or .gguf: FILE or REPO/FILE; the rest is the model's.")
 ]
-Loras = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", metavar="LORA[:STRENGTH]")]
+LoraOption = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", metavar="LORA[:STRENGTH]")]
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
 InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
 SaveLatents = Annotated[File, option(FILES, "Safetensors file for the final latents.")]
@@ -115,9 +115,9 @@ class ContentOptions(ModelOptions):
     eta: Annotated[Real, option(STEPS, "Fraction of fresh noise in a step of euler_ancestral, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage or distilled.", profiles="recipe")] = None
-    transformer: Transformer = None
+    transformer: TransformerOption = None
     upsampler: Upsampler = None
-    lora: Loras = None
+    lora: LoraOption = None
     text_encoder_dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Data type of the text encoder.")
     ] = None

@@ -13,7 +13,7 @@ from ltx2_cli.request.spelling import NAMES, PARTS, Spelling
 
 MAKE, CONTINUE, INSPECT, SET_UP = "Make", "Edit and continue", "Inspect and plan", "Set up and measure"
 COMMAND_PANELS = (MAKE, CONTINUE, INSPECT, SET_UP)  # in their order in `ltx2 --help`
-GROUPS = {"bench": "Measure steps on this machine.", "config": "Print and check settings."}
+COMMAND_GROUPS = {"bench": "Measure steps on this machine.", "config": "Print and check settings."}
 FIRST_COMMAND = "generate"  # of its panel; the others follow by name
 T = TypeVar("T", bound=type)
 
@@ -66,7 +66,7 @@ def command(name: str, panel: str) -> Callable[[T], T]:
     return register
 
 
-def in_order() -> list[Command]:
+def all_commands() -> list[Command]:
     """All commands in the order of `ltx2 --help`."""
     return sorted(
         COMMANDS.values(), key=lambda one: (COMMAND_PANELS.index(one.panel), one.name != FIRST_COMMAND, one.name)
@@ -113,10 +113,10 @@ def typed_command() -> tuple[list[str], Command | None]:
     for words in (sys.argv[1:3], sys.argv[1:2]):
         if found := COMMANDS.get(" ".join(words)):
             return words, found
-    return [word for word in sys.argv[1:2] if word in GROUPS], None
+    return [word for word in sys.argv[1:2] if word in COMMAND_GROUPS], None
 
 
 def names_below(words: list[str]) -> Mapping[str, None]:
     """Possible next words: commands and groups, or the commands of a group."""
-    names = (one.name.split() for one in in_order())
+    names = (one.name.split() for one in all_commands())
     return dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words != name)

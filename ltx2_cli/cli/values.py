@@ -25,7 +25,7 @@ CONDITIONS = {  # by their kind
     "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
 }
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
-WEIGHTS = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
+WEIGHTS_PATH = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
 
 
 def overrides(options: Options, **others: object) -> dict[str, object]:
@@ -77,7 +77,7 @@ def prompt_and_seeds(prompt: str | None, seed: str | None, words: Sequence[str] 
 
 def _may_be_weights(text: str) -> bool:
     """Whether a text is a folder or a file of weights, or looks like the path of one."""
-    return user_path(text).is_dir() or WEIGHTS.fullmatch(text) is not None
+    return user_path(text).is_dir() or WEIGHTS_PATH.fullmatch(text) is not None
 
 
 def read_prompt() -> str:

@@ -7,16 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ltx2_cli.core.report import DECODE, DENOISE
+from ltx2_cli.core.report import DECODE, DENOISE, LOAD
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import DType
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 
 ENCODE_TEXT, CONNECT_TEXT, UPSAMPLE = "encode the text", "connect the text", "upsample"
 CONDITION, CONDITION_AUDIO = "encode the input video", "encode the input audio"
-LOAD = "load the "
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
 
@@ -36,7 +35,7 @@ def memory_for(activity: str, plan: Plan) -> Iterator[None]:
 
 def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     """Options to type, the smallest change first."""
-    text_encoder = activity == f"{LOAD}text encoder"
+    text_encoder = activity == f"{LOAD} the text encoder"
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
@@ -46,14 +45,14 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         yield typed("sharding.use_batched_text_encoder", False)
     if plan.keep_resident and not text_encoder:
         yield typed("keep_resident", False)
-    if LOAD in activity and not text_encoder and plan.dtype is DType.float32:
+    if activity.startswith(LOAD) and not text_encoder and plan.dtype is DType.float32:
         yield typed("dtype", "bfloat16")
     if activity in (ENCODE_TEXT, CONNECT_TEXT) and plan.text_tokens > SHORT_TEXT:
         yield typed("max_sequence_length", SHORT_TEXT)
     if activity in (CONDITION, CONDITION_AUDIO, UPSAMPLE, DENOISE):
         if plan.batch_size > 1:
-            yield f"fewer {option('num_videos')}"
-        yield f"a smaller clip: {option('num_frames')}, {option('width')} and {option('height')}"
+            yield f"fewer {option_name('num_videos')}"
+        yield f"a smaller clip: {option_name('num_frames')}, {option_name('width')} and {option_name('height')}"
     if activity == DECODE:
         half = f"{max(plan.decoding.video_bytes / 2e9, 0.001):.2g}"
         yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"

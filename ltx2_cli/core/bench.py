@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.networks import Components, abstract_network
 from ltx2_cli.core.provenance import devices, versions
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import token_shapes
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.jit import jitted_once
-from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import Streams
@@ -26,15 +26,15 @@ from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize
 from ltx2_cli.weights.tensors import MatrixType
 
-STEPS = "steps of the denoiser, random weights"
+DENOISER_STEPS = "steps of the denoiser, random weights"
 WARM_RUN = "a run, weights loaded"
-SCALE = 0.03  # of random weights
+WEIGHT_SCALE = 0.03  # of random weights
 TURNS = (12.9898, 78.233, 37.719, 4.5813, 93.989)  # radians between two neighbours along each axis
 
 
 def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
     """Facts for a dump of timings: `settings`, which must be equal for equal work, and the `environment`, which may
-    differ between compared dumps. `measured` is `STEPS` or `CLIP`."""
+    differ between compared dumps. `measured` is `DENOISER_STEPS` or `CLIP`."""
     stages = plan.stages
     settings = {
         "measured": measured,
@@ -114,13 +114,13 @@ def random_network(network: nnx.Module) -> nnx.Module:
 
 @cache
 def _numbers(shape: tuple[int, ...], dtype: np.dtype, kind: MatrixType | None, where: Any) -> Any:
-    """A program that makes an array of numbers up to `SCALE`: sines, since every device can make its own."""
+    """A program that makes an array of numbers up to `WEIGHT_SCALE`: sines, since every device can make its own."""
 
     def make() -> Matrix:
         angles = sum(
             turn * jax.lax.broadcasted_iota(np.float32, shape, axis) for axis, turn in enumerate(TURNS[: len(shape)])
         )
-        numbers = SCALE * jnp.sin(angles)
+        numbers = WEIGHT_SCALE * jnp.sin(angles)
         return quantize(numbers, kind) if kind else numbers.astype(dtype)
 
     return jitted_once(make, where)

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.core.advice import CONDITION, CONDITION_AUDIO, check_finite, memory_for
-from ltx2_cli.core.networks import Components, network_program
+from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.audio import CHANNELS, fitted
@@ -26,13 +26,12 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Phase, Stage
 from ltx2_cli.request.spec import Streams
 
-REPLICATED = PartitionSpec()
-Latents = list[np.ndarray]  # of each input of a stage, normalised float32 [tokens, channels]
+ConditionLatents = list[np.ndarray]  # of each input of a stage, normalised float32 [tokens, channels]
 
 
 def encode_conditions(
     plan: Plan, phases: Sequence[Phase], components: Components, report: Report
-) -> dict[int, Streams[Latents]]:
+) -> dict[int, Streams[ConditionLatents]]:
     """The condition latents of the stages of these phases, by the number of the stage."""
     stages = _denoised(phases)
     videos = _encode_videos(plan, stages, components, report)
@@ -53,10 +52,10 @@ def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
 
 def _encode_videos(
     plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
-) -> dict[int, Latents]:
+) -> dict[int, ConditionLatents]:
     if not any(stage.placed_videos for stage in stages.values()):
         return {}
-    latents = dict[int, Latents]()
+    latents = dict[int, ConditionLatents]()
     placed = {video.number: video for stage in stages.values() for video in stage.placed_videos}
     clips = {number: _frames(plan.input_videos[number], video) for number, video in placed.items()}
     with memory_for(CONDITION, plan), components.use(VIDEO_ENCODER, report) as vae, report.activity(CONDITION):
@@ -113,18 +112,19 @@ def _latents(vae: VideoVAE, pixels: jax.Array, where: NamedSharding) -> jax.Arra
     def part(vae: VideoVAE, pixels: jax.Array) -> jax.Array:
         return vae.encode(pixels.reshape(*pixels.shape[:3], -1, 3))
 
-    return jax.shard_map(part, mesh=where.mesh, in_specs=(REPLICATED, where.spec), out_specs=where.spec)(vae, pixels)
+    specs = (PartitionSpec(), where.spec)
+    return jax.shard_map(part, mesh=where.mesh, in_specs=specs, out_specs=where.spec)(vae, pixels)
 
 
 def _encode_audio(
     plan: Plan, stages: Mapping[int, Stage], components: Components, report: Report
-) -> dict[int, Latents]:
+) -> dict[int, ConditionLatents]:
     """The latents of the condition audio, for each stage that has it."""
     stages = {number: stage for number, stage in stages.items() if stage.audio_conditions}
     audio = plan.condition_audio
     if not stages or audio is None:
         return {}
-    arch, latents = plan.arch.audio_vae, dict[int, Latents]()
+    arch, latents = plan.arch.audio_vae, dict[int, ConditionLatents]()
     waveform = resample_on_host(audio.waveform, audio.sample_rate, arch.sample_rate)
     with (
         memory_for(CONDITION_AUDIO, plan),

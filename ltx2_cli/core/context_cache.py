@@ -27,7 +27,7 @@ from ltx2_cli.request.spec import Streams
 
 MOST = 2**31  # bytes of the folder: about forty pairs of prompts of LTX-2.3
 LIBRARIES = ("ltx2", "jax", "jaxlib", "transformers", "tokenizers", "torch", "torchax")
-COMPILING = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that may change a program's last bits
+XLA_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that may change a program's last bits
 TRUNCATED = "truncated"  # metadata key: the prompts that lost their end, as JSON
 
 
@@ -103,7 +103,7 @@ def _facts(plan: Plan, name: str) -> Iterator[object]:
     device = plan.sharding.mesh.devices.flat[0]
     yield from (dict(plan.sharding.mesh.shape), device.device_kind, device.client.platform_version)
     yield [getattr(plan.sharding, field.name) for field in fields(plan.sharding) if field.name != "mesh"]
-    yield [os.environ.get(variable) for variable in COMPILING]
+    yield [os.environ.get(variable) for variable in XLA_VARIABLES]
     yield _program()
 
 

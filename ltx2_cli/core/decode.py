@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.advice import check_finite, memory_for
-from ltx2_cli.core.networks import Components, network_program
+from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.diffusion.latents import token_shapes

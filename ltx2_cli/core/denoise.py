@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.advice import memory_for
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.not_finite import check_stage, locate_not_finite
 from ltx2_cli.core.report import DENOISE, Advance, Report
 from ltx2_cli.core.stage_programs import StageRun

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.core.advice import CONNECT_TEXT, ENCODE_TEXT, memory_for
+from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.context_cache import keep_contexts, read_contexts
-from ltx2_cli.core.networks import Components, network_program
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
@@ -23,7 +23,7 @@ from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import DType, Streams
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 
 
 def encode(plan: Plan, names: Sequence[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
@@ -117,7 +117,8 @@ def _contexts(
 
 def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
     if not all(map(bool, finite)):
-        hint = f"{option('text_encoder_dtype')} and {option('dtype')}: bfloat16 and float32 have the range it needs"
+        names = f"{option_name('text_encoder_dtype')} and {option_name('dtype')}"
+        hint = f"{names}: bfloat16 and float32 have the range it needs"
         raise NotFiniteError(f"the {network} overflowed in {dtype.value}", hint)
 
 

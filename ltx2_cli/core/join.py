@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.clip import Media, Original
 from ltx2_cli.media.splice import joined

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.conditions import condition_programs, encode_conditions
 from ltx2_cli.core.context_cache import missing_in_cache
 from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.denoise import denoise_stage
 from ltx2_cli.core.encode import encode, text_programs
 from ltx2_cli.core.join import finished_clips
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history
 from ltx2_cli.core.report import Report
@@ -29,7 +29,7 @@ from ltx2_cli.core.state import (
     ignore_progress,
     missing_contexts,
 )
-from ltx2_cli.core.upsample import upsample, upsampling_program
+from ltx2_cli.core.upsample import upsample_stage, upsampling_program
 from ltx2_cli.diffusion.latents import to_tokens
 from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
@@ -43,7 +43,7 @@ START = RunState()
 DECODED = {Product.clips: BOTH, Product.latents: Streams(False, False), Product.drafts: Streams(True, False)}
 
 
-def load(plan: Plan) -> Components:
+def open_components(plan: Plan) -> Components:
     """The networks of a plan, each loaded at its first use. Also sets this process's compilation cache to the
     request's. Raises `UsageError` if the cache cannot be written."""
     enable_compilation_cache(plan.compile_cache)
@@ -167,7 +167,7 @@ def run_phases(
         for done, phase in enumerate(phases, start.phase + 1):
             history, stage = state.history, phase.stage
             if isinstance(phase, Upsample):
-                latents = upsample(plan, stage, all_latents(state), components, report)
+                latents = upsample_stage(plan, stage, all_latents(state), components, report)
             else:
                 pauses = pausing and done == len(plan.phases)
                 tokens = condition_latents.get(phase.number, NO_CONDITION_LATENTS)

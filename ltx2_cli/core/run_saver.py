@@ -15,9 +15,9 @@ from ltx2_cli.artifacts.tensor_file import write_tensors
 from ltx2_cli.core.provenance import input_files, provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.saved_run import (
+    CONTEXT_PREFIX,
     ENTRIES,
     EVERY,
-    TEXT,
     RunGoal,
     _by_stream,
 )
@@ -106,7 +106,7 @@ class RunSaver:
             record = to_yaml(self.plan.spec, provenance(self.plan, self._files, {}))
             others = [self.goal, os.getcwd(), place, progress.history]
             metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True)) | {EVERY: str(self.every)}
-            texts = {f"{TEXT}{name}": context for name, context in progress.contexts.items()}
+            texts = {f"{CONTEXT_PREFIX}{name}": context for name, context in progress.contexts.items()}
             arrays = _by_stream({"latents": progress.latents, "current": progress.current, **texts})
             write_tensors(self.path, {name: np.asarray(array, np.float32) for name, array in arrays.items()}, metadata)
         self.written = time.monotonic()

@@ -16,7 +16,7 @@ from ltx2_cli.core.state import (
     RunState,
     clean_videos,
 )
-from ltx2_cli.diffusion.latents import Shape, token_shapes
+from ltx2_cli.diffusion.latents import LatentShape, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents, Upsample
@@ -28,8 +28,8 @@ from ltx2_cli.request.yaml import MAX_TEXT
 
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
 EVERY = "keep_every"  # one that earlier versions did not write
-TEXT = "contexts."  # begins the names of contexts, before their connectors' name
-WANTED = "a file NAME.run, as `ltx2 generate --save-run` keeps beside the clip that it makes"
+CONTEXT_PREFIX = "contexts."  # begins the names of contexts, before their connectors' name
+WANTED_RUN = "a file NAME.run, as `ltx2 generate --save-run` keeps beside the clip that it makes"
 MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
 MAX_SIZE = 2**31
 
@@ -71,9 +71,9 @@ class SavedRun:
             raise _damaged(self.path, misfit)
         streams = {name: Streams(*(self.tensors[f"{name}.{stream}"] for stream in Streams._fields)) for name in names}
         contexts = {
-            name.removeprefix(TEXT): Streams(*(array.astype(plan.dtype.value) for array in arrays))
+            name.removeprefix(CONTEXT_PREFIX): Streams(*(array.astype(plan.dtype.value) for array in arrays))
             for name, arrays in streams.items()
-            if name.startswith(TEXT)
+            if name.startswith(CONTEXT_PREFIX)
         }
         if not all(np.isfinite(array).all() for streams in contexts.values() for array in streams):
             raise _damaged(self.path, f"its text has numbers beyond {plan.dtype.value}")
@@ -82,9 +82,9 @@ class SavedRun:
 
 def open_saved_run(path: Path) -> SavedRun:
     """Read a saved run. Raises `UsageError` for any other file."""
-    tensors, metadata = read_tensors(path, "an unfinished run", WANTED)
+    tensors, metadata = read_tensors(path, "an unfinished run", WANTED_RUN)
     if not metadata.keys() >= {*ENTRIES, CHECKSUM}:
-        raise UsageError(f"{path} is no unfinished run", WANTED)
+        raise UsageError(f"{path} is no unfinished run", WANTED_RUN)
     if max(len(metadata[entry]) for entry in ENTRIES[:-1]) > MAX_TEXT or len(metadata["history"]) > MAX_HISTORY:
         raise _damaged(path, "it says more than a run has to say")
     request = read_text(metadata["record"], f"the record in {path}")
@@ -131,7 +131,7 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
         return None
     rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
-    kept: dict[str, Streams[Shape]] = {}
+    kept: dict[str, Streams[LatentShape]] = {}
     if number < len(plan.phases):
         phase = plan.phases[number]
         stage, upsamples = phase.stage, isinstance(phase, Upsample)
@@ -146,7 +146,7 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
         return None
     if rows:
         kept["latents"] = token_shapes(rows, shapes)
-    if texts := {f"{TEXT}{stage.connectors}" for stage in plan.stages} & names:
+    if texts := {f"{CONTEXT_PREFIX}{stage.connectors}" for stage in plan.stages} & names:
         contexts = abstract_contexts(plan)
         kept |= {name: Streams(contexts.video.shape, contexts.audio.shape) for name in texts}
     return _by_stream(kept)

@@ -10,8 +10,8 @@ from itertools import product
 import jax
 import numpy as np
 
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases
@@ -26,8 +26,8 @@ from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import AttentionBackend, DType, Streams
 from ltx2_cli.weights.hub import DEMO_FOLDER
 
-STORED = DEMO_FOLDER / "self_test.json"  # results of a CPU, rounded to six digits
-REQUEST = {"prompt": "a", "model": "demo", "seed": 0, "sharding": "single"}
+STORED_RESULTS = DEMO_FOLDER / "self_test.json"  # results of a CPU, rounded to six digits
+TEST_REQUEST = {"prompt": "a", "model": "demo", "seed": 0, "sharding": "single"}
 CLIP = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
 # Relative errors in the Euclidean norm. Compilers order sums differently: 5e-6 between two levels of optimisation.
 TOLERANCE = 1e-3
@@ -39,14 +39,14 @@ QUERIES, KEYS, HEADS, HEAD_SIZE = 130, 257, 2, 64  # whole blocks of no kernel
 def denoiser_error(device: jax.Device) -> float:
     """The relative L2 error of two guided steps of the demo on a device in float32, of the stream that is further off.
     The text is drawn at random: no text encoder is loaded."""
-    expected = json.loads(STORED.read_text(encoding="utf-8"))
+    expected = json.loads(STORED_RESULTS.read_text(encoding="utf-8"))
     made = demo_latents(device)._asdict()
     return max(error(made[name].reshape(-1), np.array(expected[name])) for name in Streams._fields)
 
 
 def demo_latents(device: jax.Device) -> Streams[np.ndarray]:
     """The tokens, float32 [1, tokens, channels], that the demo makes of a text of noise."""
-    plan = plan_offline(read_spec({**REQUEST, **CLIP}), [device])
+    plan = plan_offline(read_spec({**TEST_REQUEST, **CLIP}), [device])
     enable_compilation_cache(plan.compile_cache)
     random = np.random.default_rng(0)
     contexts = jax.tree.map(lambda x: random.standard_normal(x.shape, np.float32), abstract_contexts(plan))
@@ -76,7 +76,7 @@ def main() -> None:
     """Store the latents of this machine's first device, which is to be a CPU."""
     made = demo_latents(jax.devices("cpu")[0])._asdict()
     rounded = {name: [float(f"{value:.6g}") for value in made[name].reshape(-1)] for name in Streams._fields}
-    STORED.write_text(json.dumps(rounded) + "\n", encoding="utf-8")
+    STORED_RESULTS.write_text(json.dumps(rounded) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

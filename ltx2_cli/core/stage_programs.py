@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.encode import abstract_contexts
-from ltx2_cli.core.networks import abstract_network
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, merge_conditions
 from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
-from ltx2_cli.diffusion.latents import Shape, noise, noise_behind, to_tokens
+from ltx2_cli.diffusion.latents import LatentShape, noise, noise_behind, to_tokens
 from ltx2_cli.diffusion.sampler import Sampler, find_sampler
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
@@ -163,7 +163,7 @@ class StageRun:
 
 
 def _noise(
-    seeds: jax.Array, draw: jax.Array | None = None, *, shapes: Streams[Shape], stage: int, behind: int
+    seeds: jax.Array, draw: jax.Array | None = None, *, shapes: Streams[LatentShape], stage: int, behind: int
 ) -> Streams[jax.Array]:
     """Noise of a stage, of its beginning or of a `draw` of its steps, including `behind` tokens behind the grid, which
     do not change the clip's noise."""

@@ -7,11 +7,10 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.advice import UPSAMPLE, check_finite, memory_for
-from ltx2_cli.core.networks import Components, network_program
+from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
-from ltx2_cli.models.upsampler import LatentUpsampler
-from ltx2_cli.models.upsampler import upsample as upsample_latents
+from ltx2_cli.models.upsampler import LatentUpsampler, upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.parallel.jit import jitted
@@ -21,7 +20,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 
 
-def upsample(
+def upsample_stage(
     plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
 ) -> Streams[np.ndarray]:
     """The initial tokens of `stage`, float32 [videos, tokens, channels]: video upsampled, one at a time, and audio with

@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 
 from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.join import finished_clips
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance
 from ltx2_cli.core.report import WRITE, Report
 from ltx2_cli.core.run import (
@@ -29,7 +29,7 @@ from ltx2_cli.core.state import (
     ignore_progress,
     latents_of,
 )
-from ltx2_cli.diffusion.latents import SIZE, from_tokens, save_latents
+from ltx2_cli.diffusion.latents import SIZE_KEYS, from_tokens, save_latents
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.packets import write_clip
@@ -115,6 +115,6 @@ def _metadata(
     facts = {"model_version": plan.arch.model_version, "fps": str(last.geometry.fps), "stage": last.name}
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
     size = size if plan.running.video else (plan.num_frames, *size[1:])
-    facts |= dict(zip(SIZE, map(str, size), strict=True))
+    facts |= dict(zip(SIZE_KEYS, map(str, size), strict=True))
     for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
         yield {**facts, "record": to_yaml(spec, provenance(plan, files, past))}

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import jax
 
 A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled program
-Shape = tuple[int, ...]
-SIZE = ("num_frames", "height", "width")  # of the clip, in a file's metadata
+LatentShape = tuple[int, ...]
+SIZE_KEYS = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
-STEPS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
+STEP_DRAWS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
 MIN_NOISE_STD = 0.1  # that of noise is 1
 FIRST, UPSAMPLED, FINAL = STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
-LIMITS = {**dict(zip(SIZE, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
+SIZE_LIMITS = {**dict(zip(SIZE_KEYS, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
 DIGITS, DECIMAL = re.compile("[0-9]{1,9}"), re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?")
 PUBLISHED_COMPRESSION = VAECompression(frames=8, pixels=32, audio_rate=25.0)
 CHANGED = "it was changed after it was written"
@@ -39,7 +39,7 @@ NOISE_FILE = "a safetensors file of float32 `video` (1, C, F, H, W) and `audio` 
 
 
 def noise(
-    seed: "int | jax.Array", shapes: Streams[Shape], stage: int = 0, draw: "jax.Array | None" = None
+    seed: "int | jax.Array", shapes: Streams[LatentShape], stage: int = 0, draw: "jax.Array | None" = None
 ) -> "Streams[jax.Array]":
     """Standard normal noise of one video's stage in the files' layout; the same on any number of devices. It is that of
     the beginning, or with the number of a `draw` that of its steps."""
@@ -50,7 +50,7 @@ def noise(
     return Streams(*(jax.random.normal(*drawn, np.float32) for drawn in zip(keys, shapes, strict=True)))
 
 
-def noise_behind(seed: "jax.Array", shape: Shape, stage: int, draw: "jax.Array | None" = None) -> "jax.Array":
+def noise_behind(seed: "jax.Array", shape: LatentShape, stage: int, draw: "jax.Array | None" = None) -> "jax.Array":
     """Standard normal noise of the tokens behind the grid, of one video's stage, as of `noise`."""
     import jax
 
@@ -61,10 +61,10 @@ def _key(seed: "int | jax.Array", draw: "jax.Array | None") -> "jax.Array":
     import jax
 
     key = jax.random.key(jax.numpy.uint32(seed))
-    return key if draw is None else jax.random.fold_in(jax.random.fold_in(key, STEPS), draw)
+    return key if draw is None else jax.random.fold_in(jax.random.fold_in(key, STEP_DRAWS), draw)
 
 
-def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[Shape]:
+def file_shapes(geometry: Geometry, channels: Streams[int], audio_latent_mels: int) -> Streams[LatentShape]:
     """Shapes of one video's latents in a file, the leading 1 included; `channels` are those of a token."""
     video = (1, channels.video, geometry.frames, geometry.height, geometry.width)
     return Streams(video, (1, channels.audio // audio_latent_mels, geometry.audio_frames, audio_latent_mels))
@@ -79,14 +79,14 @@ def to_tokens(latents: Streams[A]) -> Streams[A]:
     )
 
 
-def token_shapes(videos: int, shapes: Streams[Shape]) -> Streams[Shape]:
+def token_shapes(videos: int, shapes: Streams[LatentShape]) -> Streams[LatentShape]:
     """Shapes of the tokens of `videos` videos, given the shapes of one in a file."""
     _, channels, frames, height, width = shapes.video
     _, audio_channels, audio_frames, mels = shapes.audio
     return Streams((videos, frames * height * width, channels), (videos, audio_frames, audio_channels * mels))
 
 
-def from_tokens(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
+def from_tokens(tokens: Streams[A], shapes: Streams[LatentShape]) -> Streams[A]:
     """Tokens to the files' layout, one row per video."""
     _, channels, frames, height, width = shapes.video
     videos = len(tokens.video)
@@ -96,7 +96,7 @@ def from_tokens(tokens: Streams[A], shapes: Streams[Shape]) -> Streams[A]:
     return Streams(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
 
 
-def read_noise(path: str, shapes: Streams[Shape]) -> Streams[np.ndarray]:
+def read_noise(path: str, shapes: Streams[LatentShape]) -> Streams[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `UsageError` unless they have these shapes."""
     tensors, metadata = read_tensors(Path(path).expanduser(), "noise", NOISE_FILE)
     if "stage" in metadata:
@@ -117,7 +117,7 @@ class LatentsFile:
     """The header of a file of one video's latents."""
 
     path: Path
-    shapes: Streams[Shape]  # a stream that was not made has no frames
+    shapes: Streams[LatentShape]  # a stream that was not made has no frames
     metadata: Mapping[str, str]  # as given to `save_latents`; empty in a file of another program
     fps: float | None  # frames a second; None where the file does not say it
     size: tuple[int, int, int]  # frames, height and width of the clip; not said: as the published autoencoders decode
@@ -149,12 +149,12 @@ def open_latents(path: Path) -> LatentsFile:
         raise UsageError(f"{path} holds no latents of one video but {content or 'nothing'}", LATENTS_FILE)
     for name, text in metadata.items():
         is_number = (DECIMAL if name == "fps" else DIGITS).fullmatch(text)
-        is_wrong = name in LIMITS and not (is_number and 1 <= float(text) <= LIMITS[name])
+        is_wrong = name in SIZE_LIMITS and not (is_number and 1 <= float(text) <= SIZE_LIMITS[name])
         if is_wrong or (name == "stage" and text not in STAGES):
             raise UsageError(f"{path} says that its {name} is {text!r}", CHANGED)
     frames, height, width = PUBLISHED_COMPRESSION.clip_size(max(streams.video[2], 1), *streams.video[3:])
-    if all(name in metadata for name in SIZE):
-        frames, height, width = (int(metadata[name]) for name in SIZE)
+    if all(name in metadata for name in SIZE_KEYS):
+        frames, height, width = (int(metadata[name]) for name in SIZE_KEYS)
     if height * streams.video[4] != width * streams.video[3]:
         raise UsageError(
             f"{path} says that its clip is {width}x{height}, and its latents are of another shape", CHANGED

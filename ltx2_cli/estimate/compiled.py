@@ -21,7 +21,7 @@ from ltx2_cli.estimate.hlo import Loops, callees, computations, lines
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.weights.host import is_on_host
 
-Groups = list[tuple[int, ...]]
+ReplicaGroups = list[tuple[int, ...]]
 # How libtpu states the memory of a program that is too large: all of it, or temporaries alone.
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT])\w* of|temporaries \(([\d.]+)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -210,7 +210,7 @@ def _collective(line: str, match: re.Match[str], loops: Loops, asynchronous: boo
     )
 
 
-def groups(attributes: str, devices: int) -> Groups:
+def groups(attributes: str, devices: int) -> ReplicaGroups:
     """The devices of each group of a collective, or the two of each pair of a permutation. `{{0,1},{2,3}}` lists them;
     `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)` count, transpose, and cut into rows; `mesh['a'=2,'b'=2],
     device_ids=([2,2]T(1,0)) {'a'}` names axes of another mesh. Without any, all devices are one group."""
@@ -223,7 +223,7 @@ def groups(attributes: str, devices: int) -> Groups:
     return [tuple(range(devices))]
 
 
-def _groups_along(axes: str, order: str, along: str, devices: int) -> Groups:
+def _groups_along(axes: str, order: str, along: str, devices: int) -> ReplicaGroups:
     """The groups of devices that differ along these axes alone. `'a':(2)4` is a part of an axis: 4 long, inside an
     outer part 2 long."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
@@ -245,7 +245,7 @@ def _order(text: str) -> np.ndarray:
     return np.arange(math.prod(shape)).reshape(shape).transpose(_numbers(order.removeprefix("T(")) or None).reshape(-1)
 
 
-def axes_of(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
+def axes_of(groups: ReplicaGroups, mesh: Mesh) -> tuple[str, ...]:
     """The axes of `mesh` along which devices of one group differ."""
     places = [np.unravel_index(np.asarray(group), mesh.devices.shape) for group in groups]
     spans = [[np.ptp(along) > 0 for along in place] for place in places]

@@ -38,7 +38,7 @@ FLAGS = (
     "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=false"
     " --xla_jf_dump_llo_pass_label_regex=^(final_bundles|deduplication-map)$"
 )
-NEVER = 2**62  # larger estimates are none
+NO_ESTIMATE = 2**62  # larger estimates are none
 
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = .*? ([a-z][a-z0-9\-]*)\(")
@@ -169,7 +169,7 @@ def _items(text: str, schedules: Mapping[str, Path], chip: Chip) -> Iterator[_It
             continue
         name, is_kernel = instruction[1], _PALLAS in line
         estimated = attention_flops(line) / rate / KERNEL_RATE if is_kernel else float(estimate[1]) if estimate else 0
-        scheduled = estimated = estimated if estimated < NEVER else 0
+        scheduled = estimated = estimated if estimated < NO_ESTIMATE else 0
         products = searching = 0.0
         if name in schedules:
             kernel = _issued(schedules[name], chip.branch_delay)

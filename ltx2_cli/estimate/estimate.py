@@ -7,13 +7,12 @@ from typing import Any
 
 from ltx2_cli.chips import chip
 from ltx2_cli.core.programs import Program
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
 from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline
 from ltx2_cli.estimate.phases import (
     CONNECT,
-    DECODE,
     ENCODE,
     LOOPS,
     PHASES,
@@ -21,14 +20,15 @@ from ltx2_cli.estimate.phases import (
     PhaseMemory,
     host_bytes,
     phase_memory,
+    phase_names,
     read_bytes,
-    run_phases,
     stage_of,
     weight_bytes,
 )
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import over_least, step_of
@@ -41,7 +41,7 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 Programs = Sequence[Compiled | CompileFailure]
 FORWARD = "forward"  # beginning of its programs' names
 ROOFLINE = "the roofline, below which no run is; no GPU has been measured, and nothing is autotuned here"
-PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
+QKV_WEIGHTS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     """The estimate of a plan with these compiled programs."""
     devices, sizes = list(plan.sharding.mesh.devices.flat), weight_bytes(plan)
     limit, rates = device_memory(devices).limit, chip(devices[0].device_kind)
-    uncompiled, memory = phase_memory(plan, run_phases(plan)), {}
+    uncompiled, memory = phase_memory(plan, phase_names(plan)), {}
     compiled = [program for program in programs if isinstance(program, Compiled)]
     stages, warnings, seconds, expected = [], dict.fromkeys(plan.warnings), {}, {}
     forwards = {LOOPS[program.stage]: program for program in compiled if program.name.startswith(FORWARD)}
@@ -208,7 +208,7 @@ def sharding_warnings(
     compiled forward have the bytes. Activations, `lengths` by logical axis, stay whole where they do not divide.
     Weights that lie whole on each of several devices fill more than half of `limit` bytes.
     """
-    projections = [weight for weight in weights if weight.layers and weight.source.endswith(PROJECTIONS)]
+    projections = [weight for weight in weights if weight.layers and weight.source.endswith(QKV_WEIGHTS)]
     for axis in (axis for axis, size in plan.mesh.shape.items() if size > 1):
         if split := [weight for weight in projections if plan.weight(weight.axes).spec[-1] == axis]:
             sent = [collective for collective in collectives if axis in collective.axes]

@@ -18,12 +18,13 @@ import jax
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.chips import CHIPS, chip
 from ltx2_cli.core import run
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.report import DECODE
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
-from ltx2_cli.estimate.phases import DECODE, PhaseMemory, phase_memory, run_phases
-from ltx2_cli.models.networks import EIGHT_BITS
+from ltx2_cli.estimate.phases import PhaseMemory, phase_memory, phase_names
+from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
 from ltx2_cli.parallel.devices import (
     RESERVE,
     RESERVE_REMARK,
@@ -42,9 +43,9 @@ from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
-MOST = FRACTION * (1 - RESERVE)  # of it for a program then
+PROGRAM_FRACTION = FRACTION * (1 - RESERVE)  # of it for a program then
 USUAL_TEXT = 1024  # tokens that a prompt is cut to
-SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
+SIDE_SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
 MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # tried with a smaller clip
 DEMO = "demo"
@@ -110,7 +111,7 @@ class Request:
 
     def memory(self, plan: Plan) -> dict[str, PhaseMemory]:
         """Memory of each phase of a plan of this request on a device."""
-        phases = [phase for phase in run_phases(plan, self.product) if phase not in self.skipped]
+        phases = [phase for phase in phase_names(plan, self.product) if phase not in self.skipped]
         return {
             phase: memory._replace(activations=round(memory.activations * self.corrections.get(phase, 1)))
             for phase, memory in phase_memory(plan, phases).items()
@@ -138,7 +139,7 @@ class Suggestions:
         except UsageError:
             return False
         available = available_memory(plan)
-        most = MOST * available.total if alternative.most_memory else available.limit
+        most = PROGRAM_FRACTION * available.total if alternative.most_memory else available.limit
         return max(map(needed, self.request.memory(plan).values())) <= most
 
     def altered(self, alternative: Alternative) -> Plan:
@@ -153,13 +154,13 @@ class Suggestions:
     def settings(self) -> tuple[list[Alternative], list[Alternative]]:
         """Settings that change nothing in the clip, and those that change its last bits or cut a very long prompt."""
         available, spec = available_memory(self.plan), self.plan.spec
-        free = [Alternative(most_memory=True)] if MOST * available.total > available.limit else []
+        free = [Alternative(most_memory=True)] if PROGRAM_FRACTION * available.total > available.limit else []
         free += [setting(keep_resident=False)] if spec.keep_resident else []
         free += [setting(vae_memory_gb=None)] if spec.vae_memory_gb is not None else []
         wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
         costly = [setting(**{key: DType.bfloat16}) for key in wide]
         costly += [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
-        if spec.weights not in EIGHT_BITS:  # int8 is more exact than fp8
+        if spec.weights not in EIGHT_BIT_MATRICES:  # int8 is more exact than fp8
             half = setting(dtype=DType.bfloat16) if spec.dtype is DType.float32 else Alternative()
             costly.append(half.also(setting(weights=WeightType.int8)))
         return free, costly
@@ -237,7 +238,7 @@ class Suggestions:
                 yield fewer
                 return
             start = start.also(setting(num_videos=1))
-        for scale in SCALES:
+        for scale in SIDE_SCALES:
             # frames of the same form, as nearly as their sides allow
             sides = {side: round(vars(spec)[side] * scale / pixels) for side in ("width", "height")}
             smaller = setting(**{side: max(1, count) * pixels for side, count in sides.items()})
@@ -348,7 +349,7 @@ def load(plan: Plan) -> Components:
     """The networks of a plan, each loaded at its first use. Raises `DoesNotFitError` first if a phase needs more memory
     than a device has."""
     _refuse(Request(plan.spec, find_devices()), plan, in_python)
-    return run.load(plan)
+    return run.open_components(plan)
 
 
 def in_python(alternative: Alternative) -> str:
@@ -408,6 +409,6 @@ def _sufficient(search: Suggestions) -> str:
     except UsageError:
         return "devices with more memory, or more of them"
     needed = max(need.loading if phase == DECODE else need.peak for phase, need in memory.items())
-    names = [known.name for known in CHIPS if known.hbm_bytes * (1 if known.topology else MOST) >= needed]
+    names = [known.name for known in CHIPS if known.hbm_bytes * (1 if known.topology else PROGRAM_FRACTION) >= needed]
     such = f", such as {', '.join(names)}" if names else ""
     return f"it takes a device with {quantity(needed)}{such}, or several that share the weights"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from flax import nnx
 
 from ltx2_cli.chips import Chip
-from ltx2_cli.estimate.phases import DECODE, INPUT_AUDIO, LOOPS, PHASES, encoded_videos, stage_of
-from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, Upsample
+from ltx2_cli.core.report import DECODE
+from ltx2_cli.estimate.phases import INPUT_AUDIO, LOOPS, PHASES, encoded_videos, stage_of
+from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioUpsample
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import Conv
@@ -55,12 +56,12 @@ def spectrogram_flops(coder: AudioEncoder | AudioDecoder, instants: int, bins: i
     flops = 2 * instants * bins * kernel_elements(coder.conv_in)
     for layer in coder.layers:
         match layer:
-            case Upsample():
+            case AudioUpsample():
                 instants, bins = 2 * instants, 2 * bins
             case Conv():
                 instants, bins = -(-instants // 2), bins // 2
         flops += 2 * instants * bins * kernel_elements(layer)
-        instants -= isinstance(layer, Upsample)  # the first stays one
+        instants -= isinstance(layer, AudioUpsample)  # the first stays one
     return flops + 2 * instants * bins * kernel_elements(coder.conv_out)
 
 

@@ -11,7 +11,7 @@ from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.errors import UsageError
 
 MOST_GPUS = 16
-COUNTS = (1, 2, 4, 8)  # that are named in errors
+GPU_COUNTS = (1, 2, 4, 8)  # that are named in errors
 _NAME = re.compile(r"(?P<chip>[^:]*)(?::(?P<count>\d+))?")
 
 
@@ -23,7 +23,7 @@ class Limits(NamedTuple):
     shared_kib: int  # memory that its blocks share; a block gets 1 KiB less
 
 
-LIMITS = {
+SM_LIMITS = {
     "8.0": Limits(64, 2048, 164),
     "8.6": Limits(128, 1536, 100),
     "8.9": Limits(128, 1536, 100),
@@ -60,7 +60,7 @@ device_description_str: "{chip.kinds[0]}"
 
 def gpu_names(chip: Chip) -> list[str]:
     """The names of one and several GPUs of a kind, as `gpus` takes them."""
-    return [f"{_typed(chip)}:{count}" if count > 1 else _typed(chip) for count in COUNTS]
+    return [f"{_typed(chip)}:{count}" if count > 1 else _typed(chip) for count in GPU_COUNTS]
 
 
 def gpus(name: str) -> tuple[jax.Device, ...]:
@@ -102,7 +102,7 @@ def _key(name: str) -> str:
 def _target(chip: Chip) -> str:
     """The description of a GPU that XLA's compiler asks for: its protocol buffer `GpuTargetConfigProto` as a text."""
     major, minor = chip.compute_capability.split(".")
-    limits = LIMITS[chip.compute_capability]
+    limits = SM_LIMITS[chip.compute_capability]
     return _TARGET.format(
         chip=chip,
         limits=limits,

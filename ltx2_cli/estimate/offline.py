@@ -82,7 +82,7 @@ def _devices(name: str) -> tuple[jax.Device, ...]:
 
 CHEAPEST_FIRST = ("rows", "tokens", "heads")  # by what splitting each sends: nothing, tokens, sums; other axes more
 COMPILED = 3  # meshes, of those that may fit
-SECONDS = 300.0  # after which no other is begun
+COMPILE_SECONDS = 300.0  # after which no other is begun
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> 
     with report.activity("lay out meshes"):
         tried = [estimate_plan(candidate) for candidate in meshes(plan, devices)]
     for place in [place for place, candidate in enumerate(tried) if candidate.fits][:COMPILED]:
-        if time.monotonic() - start < SECONDS:
+        if time.monotonic() - start < COMPILE_SECONDS:
             candidate = tried[place].plan
             tried[place] = compile_and_estimate(candidate, forward_programs(candidate), report)
     fitting = [candidate for candidate in tried if candidate.stages[0].forward and candidate.fits]

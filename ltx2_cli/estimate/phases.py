@@ -6,22 +6,26 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.core.advice import UPSAMPLE
+from ltx2_cli.core.components import placement
 from ltx2_cli.core.encode import text_sharding
-from ltx2_cli.core.networks import placement
+from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.run import START
 from ltx2_cli.core.state import RunState, missing_contexts
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
-from ltx2_cli.plan.inputs import AUDIO_ENCODER, DENOISER, STAGE2_DENOISER, VIDEO_ENCODER
+from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.step_cost import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
+from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import kinds, weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
 
-ENCODE, CONNECT, DENOISE, UPSAMPLE, REFINE, DECODE = "encode", "connect", "denoise", "upsample", "refine", "decode"
+ENCODE, CONNECT, REFINE = "encode", "connect", "refine"
 INPUT_VIDEOS, INPUT_AUDIO = "input video", "input audio"
 # The networks that work in each phase; a refining stage has the denoiser, also with its LoRAs merged in.
 PHASES = {
@@ -40,7 +44,6 @@ LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
 TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
-FLOAT32 = 4  # bytes
 
 
 class PhaseMemory(NamedTuple):
@@ -56,7 +59,7 @@ class PhaseMemory(NamedTuple):
         return max(self.loading, self.weights + self.activations)
 
 
-def run_phases(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
+def phase_names(plan: Plan, product: Product = Product.clips, start: RunState = START) -> tuple[str, ...]:
     """Names of the phases of a run from `start`, in their order."""
     later = plan.phases[start.phase :]
     names = [INPUT_VIDEOS] if any(phase.stage.placed_videos and isinstance(phase, Denoise) for phase in later) else []
@@ -136,7 +139,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * _itemsize(plan.spec.dtype)
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
-            scores = SCORE_COPIES * FLOAT32 * plan.prompts_at_once * heads * tokens * plan.text_tokens
+            scores = SCORE_COPIES * FLOAT32_BYTES * plan.prompts_at_once * heads * tokens * plan.text_tokens
             arrived = _arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers // encoder.period)
             return 2 * states * _itemsize(spec.text_encoder_dtype) + scores + arrived
         case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
@@ -144,7 +147,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
             arrived = _arrived_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
-            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32 + scaled) + contexts + arrived
+            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32_BYTES + scaled) + contexts + arrived
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
@@ -164,9 +167,11 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     # velocities of all passes, whole.
     tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
     widths = [stream.width for stream in streams]
-    ropes = sum(2 * FLOAT32 * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True))
+    ropes = sum(
+        2 * FLOAT32_BYTES * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True)
+    )
     ropes //= stage.sharding.parts("tokens") * stage.sharding.parts("heads")
-    latents = FLOAT32 * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
+    latents = FLOAT32_BYTES * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
     rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
     local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
     inner = sum(
@@ -174,7 +179,7 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     )
     layer = LIVE_FORWARD * rows * inner * itemsize
     if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
-        scores = FLOAT32 * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
+        scores = FLOAT32_BYTES * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
         layer += SCORE_COPIES * min(scores, SCORE_BYTES)
     copies = 0
     if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
@@ -189,7 +194,7 @@ def _arrived_bytes(plan: Plan, name: str, turns: int) -> int:
 
 
 def _itemsize(dtype: DType) -> int:
-    return FLOAT32 if dtype is DType.float32 else 2
+    return FLOAT32_BYTES if dtype is DType.float32 else 2
 
 
 def _parts(size: int, stage: Stage, axis: str) -> int:

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.decode import decode_samples
 from ltx2_cli.media.file_cache import FileCache
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 
-READABLE = "audio that ffmpeg reads: WAV, FLAC, MP3, …, or a video with audio"
-MAX_BYTES = 2**31  # of the samples that are read
-MARGIN = 0.2  # seconds that are read beyond a clip: a spectrogram hears them, and they tell that it is longer
+READABLE_AUDIO = "audio that ffmpeg reads: WAV, FLAC, MP3, …, or a video with audio"
+MAX_AUDIO_BYTES = 2**31  # of the samples that are read
+AUDIO_MARGIN = 0.2  # seconds that are read beyond a clip: a spectrogram hears them, and they tell that it is longer
 UNSAID = 0.01  # seconds that audio may be longer or shorter, and nothing is said: times have two decimals
 LEAST_RATE = 1000  # samples a second
 CHANNELS = 2
-ALONE = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other channels are mixed
-_recent = FileCache["Audio"](2**28, READABLE)
+UNMIXED_LAYOUTS = {"mono": 1, "1 channels": 1, "stereo": 2, "2 channels": 2}  # other channels are mixed
+_recent = FileCache["Audio"](2**28, READABLE_AUDIO)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,10 @@ def read_audio(path: Path, seconds: float) -> Audio:
 
 
 def _read(path: Path, seconds: float) -> Audio:
-    waveform, rate, layout = decode_samples(path, seconds + MARGIN, partial(_check_rate, path, seconds), READABLE)
-    remarks = [] if layout in ALONE else [f"its {layout} channels are mixed to {CHANNELS}"]
+    waveform, rate, layout = decode_samples(
+        path, seconds + AUDIO_MARGIN, partial(_check_rate, path, seconds), READABLE_AUDIO
+    )
+    remarks = [] if layout in UNMIXED_LAYOUTS else [f"its {layout} channels are mixed to {CHANNELS}"]
     with path.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     return Audio(path, sha256, np.repeat(waveform, CHANNELS // waveform.shape[1], axis=1), rate, tuple(remarks))
@@ -72,6 +74,6 @@ def _read(path: Path, seconds: float) -> Audio:
 def _check_rate(path: Path, seconds: float, rate: int) -> None:
     if rate < LEAST_RATE:
         raise UsageError(f"{path} has {rate} samples a second", "audio of 8000 or more")
-    if rate * (seconds + MARGIN) * CHANNELS * np.dtype(np.float32).itemsize > MAX_BYTES:
+    if rate * (seconds + AUDIO_MARGIN) * CHANNELS * np.dtype(np.float32).itemsize > MAX_AUDIO_BYTES:
         sentence = f"{seconds:.2f} s of {path} have {rate} samples a second, more than is read at once"
-        raise UsageError(sentence, f"make it smaller first, or a shorter clip: {option('num_frames')}")
+        raise UsageError(sentence, f"make it smaller first, or a shorter clip: {option_name('num_frames')}")

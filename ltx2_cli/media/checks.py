@@ -12,8 +12,8 @@ SPECK = 1e-3  # the fraction of a frame's values that may differ: 20x20 pixels o
 DARK = 16  # levels of 255: less than a four-hundredth of white's light
 FLAT = 6  # levels around a frame's mean: hardly visible, and light falls off by more on any wall
 STILL = 3  # levels between frames: less than grain, breath or wind cause
-SILENT = 1e-3  # of full scale, -60 dB: under the noise of a quiet room
-FULL = 32767 / 32768  # the largest sample of 16 bits; decoding clips to full scale
+SILENT_LEVEL = 1e-3  # of full scale, -60 dB: under the noise of a quiet room
+FULL_SCALE = 32767 / 32768  # the largest sample of 16 bits; decoding clips to full scale
 CLIPPED = 1e-2  # of the samples: a pure tone that just reaches full scale does so in 0.005 of them
 MAX_DIFFERENCE = 0.1  # of lengths, in seconds: audio of whole latents, less 0.03 s, may be 0.05 s short
 
@@ -48,7 +48,7 @@ def _rare(values: NDArray[np.bool_]) -> bool:
 def _audio_flaws(waveform: NDArray[np.float32]) -> Iterator[str]:
     if not len(waveform):
         return
-    if all(np.ptp(channel) <= 2 * SILENT for channel in waveform.T):  # a constant is not heard either
+    if all(np.ptp(channel) <= 2 * SILENT_LEVEL for channel in waveform.T):  # a constant is not heard either
         yield "the audio is silent"
-    elif (fraction := np.count_nonzero(np.abs(waveform) >= FULL) / waveform.size) > CLIPPED:
+    elif (fraction := np.count_nonzero(np.abs(waveform) >= FULL_SCALE) / waveform.size) > CLIPPED:
         yield f"the audio is clipped: {100 * fraction:.0f} % of it is at full scale"

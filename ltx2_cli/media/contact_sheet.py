@@ -17,7 +17,7 @@ LONGER_SIDE = 192  # of a frame, in pixels
 GAP = 6  # pixels between frames
 FONT_SIZE = 14  # pixels
 SOFTWARE, NAME = "Software", "ltx2 contact sheet"  # a text of the PNG
-CONTENT = "Description"  # a text that says what is on the sheet
+DESCRIPTION_KEY = "Description"  # a text that says what is on the sheet
 BACKGROUND, TEXT_COLOUR = "white", "black"
 
 
@@ -39,7 +39,7 @@ def write_contact_sheet(clips: Iterable[tuple[str, Media]], path: Path, content:
         top += line + images[0].height
     mark = PngInfo()
     mark.add_text(SOFTWARE, NAME)
-    mark.add_text(CONTENT, content)
+    mark.add_text(DESCRIPTION_KEY, content)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG", pnginfo=mark)
 
@@ -53,7 +53,7 @@ def sheet_content(path: Path) -> str | None:
     """The text on the content of a contact sheet; None for another file."""
     try:
         with Image.open(path) as image:
-            return str(image.info.get(CONTENT, "")) if image.info.get(SOFTWARE) == NAME else None
+            return str(image.info.get(DESCRIPTION_KEY, "")) if image.info.get(SOFTWARE) == NAME else None
     except OSError:
         return None
 

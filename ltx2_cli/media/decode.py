@@ -21,7 +21,7 @@ SEEKABLE = ("mov,", "matroska,")  # containers with a table of their key frames
 SPARE = 0.1  # seconds; times are rounded
 AU = ("-f", "au", "-c:a", "pcm_f32be")
 AU_HEADER = struct.Struct(">4s5I")  # magic, offset of the data, size, encoding, sample rate, channels
-AUDIO = re.compile(r"^\[info\]   Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", re.MULTILINE)
+AUDIO_STREAM = re.compile(r"^\[info\]   Stream #0:.* Audio: .*?, (\d+) Hz, ([^,\n]+)", re.MULTILINE)
 # Silence where a file's audio begins later than its video, or leaves a gap. What is mixed stays below full scale, as
 # where ffmpeg mixes whole numbers.
 FILTERS = "aresample=async=1:first_pts=0:rematrix_maxval=1,aformat=channel_layouts=mono|stereo"
@@ -76,7 +76,7 @@ def decode_samples(
     damaged or without audio."""
     target = ["-map", "0:a:0", "-t", f"{seconds:.6f}", "-af", FILTERS, *AU, "-"]
     (rate, samples), log, code = read_output([*untrusted_input(path), *target], partial(_samples, check))
-    stated = AUDIO.search(log)
+    stated = AUDIO_STREAM.search(log)
     if stated is None and "Input #0" in log:
         raise UsageError(f"{path} has no audio", readable)
     if errors_in(log) or code or samples is None or stated is None:

@@ -14,18 +14,19 @@ import imageio_ffmpeg
 
 from ltx2_cli.errors import MAKE_ROOM, STORAGE, RunError, StorageError, UsageError
 
-VIDEOS = (
+VIDEO_FORMATS = (
     "3gp,apng,asf,av1,avi,dirac,dv,flv,gif,gxf,h263,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,"
     "nut,obu,ogg,rm,vc1,vvc,webm,webp_anim,wtv,yuv4mpegpipe"
 )
-AUDIO = (
+AUDIO_FORMATS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,ape,au,caf,dsf,dts,dtshd,eac3,flac,loas,mlp,mp3,mpc,mpc8,qcp,sox,tak,truehd,tta,voc,"
     "w64,wav,wv"
 )
-FORMATS = f"{VIDEOS},{AUDIO}"  # ffmpeg's names; left out are lists of files or streams, images, texts and samples
+# ffmpeg's names; left out are lists of files or streams, images, texts and samples
+MEDIA_FORMATS = f"{VIDEO_FORMATS},{AUDIO_FORMATS}"
 # how ffmpeg's log begins for a format that is left out, or for none
-UNKNOWN = ("Format not on whitelist", "Error opening input: Invalid data")
-READABLE = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"
+UNKNOWN_FORMAT = ("Format not on whitelist", "Error opening input: Invalid data")
+READABLE_MEDIA = "MP4, MOV, WebM, MKV, WAV, FLAC, MP3, …; lists of other files are not followed"
 LOCAL = ("-protocol_whitelist", "file,pipe,fd")
 ERROR = re.compile(r"^(?:\[[^]]*\] )*\[(?:error|fatal|panic)\] .*$", re.MULTILINE)
 MAX_OUTPUT = 2**26  # bytes; ffmpeg prints about 60 a packet
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 def untrusted_input(path: Path) -> list[str]:
     """Arguments for an untrusted input file."""
-    return [*LOCAL, "-format_whitelist", FORMATS, "-i", f"file:{path}"]
+    return [*LOCAL, "-format_whitelist", MEDIA_FORMATS, "-i", f"file:{path}"]
 
 
 def own_input(kind: str, path: Path | None, *options: str) -> list[str]:
@@ -98,8 +99,8 @@ def logged(log: IO[bytes]) -> str:
 def unreadable(path: Path, log: str, code: int) -> UsageError:
     """The error for a file that ffmpeg does not read, by its log."""
     error = first_error(log, code)
-    if error.startswith(UNKNOWN):
-        return UsageError(f"{path} is of no video or audio format that is read", READABLE)
+    if error.startswith(UNKNOWN_FORMAT):
+        return UsageError(f"{path} is of no video or audio format that is read", READABLE_MEDIA)
     return UsageError(f"{path} is damaged: {error}", RETRY)
 
 

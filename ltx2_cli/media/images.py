@@ -19,36 +19,36 @@ from ltx2_cli.media.ffmpeg import own_input, program
 from ltx2_cli.media.videos import MAX_PIXELS, Video
 from ltx2_cli.request.spelling import typed
 
-FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no images
-READABLE = f"an image: {', '.join(FORMATS)}"
-MAX_BYTES = 2**28
-MIN_SIDE, MAX_SIDE = 2, 2**14  # of H.264: a pixel of colour is 2x2
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")  # others run programs, or are no images
+READABLE_IMAGES = f"an image: {', '.join(IMAGE_FORMATS)}"
+MAX_IMAGE_BYTES = 2**28
+MIN_H264_SIDE, MAX_H264_SIDE = 2, 2**14  # of H.264: a pixel of colour is 2x2
 ORIENTATION = ExifTags.Base.Orientation
 TURNED = {2: "mirrored", 4: "mirrored", 5: "mirrored and turned", 7: "mirrored and turned", 3: "turned", 6: "turned"}
 TURNED |= {8: "turned"}  # by the orientation
 WIDE_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # 16 bits a pixel, one channel
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
-Pixels = NDArray[np.uint8]  # [height, width, RGB]
+ImagePixels = NDArray[np.uint8]  # [height, width, RGB]
 
 
 def read_image(path: Path) -> Video:
     """Read the image of a file, upright, in 8-bit sRGB. Raises `UsageError` for a file that is no image, damaged or
     huge; nothing is decoded before its size is known."""
     try:
-        content = read_limited(path, MAX_BYTES, READABLE)
+        content = read_limited(path, MAX_IMAGE_BYTES, READABLE_IMAGES)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     remarks: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(BytesIO(content), formats=FORMATS) as image:
+            with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
                 _check_size(path, image)
                 remarks += [f"it has {frames} frames, the first is shown"] if (frames := _frames(image)) > 1 else []
                 pixels = np.asarray(_as_rgb(image, content, remarks))
         except UnidentifiedImageError:
-            raise UsageError(f"{path} is {'no image' if content else 'empty'}", READABLE) from None
+            raise UsageError(f"{path} is {'no image' if content else 'empty'}", READABLE_IMAGES) from None
         except BOMBS:
             raise _too_large(path, "far too many") from None
         except UsageError:
@@ -63,7 +63,7 @@ def is_image(path: Path) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            with Image.open(path, formats=FORMATS):
+            with Image.open(path, formats=IMAGE_FORMATS):
                 return True
         except Image.DecompressionBombError:
             return True
@@ -79,11 +79,11 @@ def _frames(image: Image.Image) -> int:
 def _check_size(path: Path, image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise _too_large(path, f"{image.width}x{image.height}")
-    if min(image.size) < MIN_SIDE:
-        raise UsageError(f"{path} has {image.width}x{image.height} pixels", f"at least {MIN_SIDE}x{MIN_SIDE}")
-    if (longer := max(image.size)) > MAX_SIDE:
-        width, height = (max(round(side * MAX_SIDE / longer), MIN_SIDE) for side in image.size)
-        sentence = f"{path} has {image.width}x{image.height} pixels; a side has at most {MAX_SIDE:,}"
+    if min(image.size) < MIN_H264_SIDE:
+        raise UsageError(f"{path} has {image.width}x{image.height} pixels", f"at least {MIN_H264_SIDE}x{MIN_H264_SIDE}")
+    if (longer := max(image.size)) > MAX_H264_SIDE:
+        width, height = (max(round(side * MAX_H264_SIDE / longer), MIN_H264_SIDE) for side in image.size)
+        sentence = f"{path} has {image.width}x{image.height} pixels; a side has at most {MAX_H264_SIDE:,}"
         raise UsageError(sentence, f"scaled down: {width}x{height}; or its middle")
 
 
@@ -146,7 +146,7 @@ def _in_srgb(image: Image.Image, profile: bytes | None, remarks: list[str]) -> I
     return converted
 
 
-def compressed(pixels: Pixels, crf: int) -> Pixels:
+def compressed(pixels: ImagePixels, crf: int) -> ImagePixels:
     """The image as one frame of H.264 at this constant rate factor has it: the model was trained on frames of videos,
     and takes an image without their traces for a still. 0: as it is. Odd sides lose a pixel. At one
     frame a second, as both published implementations: x264 spends more on a frame that lasts longer, 33 here
@@ -173,7 +173,7 @@ def _converted(source: list[str], data: bytes, target: list[str]) -> bytes:
     return done.stdout
 
 
-def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
+def covering(pixels: ImagePixels, height: int, width: int) -> NDArray[np.float32]:
     """The middle of an image, resized to cover a frame, [height, width, RGB] in [-1, 1]. Bilinear between centres of
     pixels, without smoothing before a reduction, as in both published implementations."""
     source = pixels.shape[:2]
@@ -186,7 +186,7 @@ def covering(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
     return resized / np.float32(127.5) - 1
 
 
-def reduced(pixels: Pixels, height: int, width: int) -> NDArray[np.float32]:
+def reduced(pixels: ImagePixels, height: int, width: int) -> NDArray[np.float32]:
     """As `covering`, but smoothed before a reduction, and rounded to whole pixels and 8 bits: references are often much
     larger than needed."""
     source_height, source_width = pixels.shape[:2]

@@ -16,7 +16,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.ffmpeg import RETRY, read_facts, read_printed
 from ltx2_cli.media.file_cache import FileCache
 
-READABLE = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
+READABLE_VIDEOS = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
@@ -28,9 +28,9 @@ VIDEO_STREAM = re.compile(r"^\[info\]   Stream #0:.*: Video: .*$", re.MULTILINE)
 KEY = 1  # a flag of packets; those that have it alone are printed without flags
 ENCODING = ("codec_id", "dimensions", "extradata")
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions, PQ and HLG
-PACKED = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
-UNEVEN = 1.5  # times the usual step between frames; times in milliseconds differ by less
-_recent = FileCache["VideoFile"](2**26, READABLE)
+PACKED_BITS = {48: 16, 64: 16, 565: 8, 555: 8, 444: 8}  # bits a pixel: bits a value
+UNEVEN_STEP = 1.5  # times the usual step between frames; times in milliseconds differ by less
+_recent = FileCache["VideoFile"](2**26, READABLE_VIDEOS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class VideoFile:
     def bits(self) -> int:
         """Bits of a value of its pixels: 10 of `yuv420p10le` and `p010le`, 16 of `rgb48le`."""
         stated = re.search(r", [a-z][a-z0-9]*?(\d+)[lb]e\b", self.stated)
-        return 8 if stated is None else PACKED.get(int(stated[1]), int(stated[1]) % 100)
+        return 8 if stated is None else PACKED_BITS.get(int(stated[1]), int(stated[1]) % 100)
 
     @property
     def hdr(self) -> bool:
@@ -120,7 +120,7 @@ def _open(path: Path) -> VideoFile:
         sample_rate=sample_rate,
         fps=round(len(packets) / seconds, 3),
         metadata=metadata,
-        uneven=len(steps) > 0 and bool(steps.max() > UNEVEN * np.median(steps)),
+        uneven=len(steps) > 0 and bool(steps.max() > UNEVEN_STEP * np.median(steps)),
         container=found[1] if (found := CONTAINER.search(log)) else "",
         stated=found[0] if (found := VIDEO_STREAM.search(log)) else "",
         packets=_packets(facts, packets),

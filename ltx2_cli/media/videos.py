@@ -13,11 +13,11 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.decode import decode_frames
 from ltx2_cli.media.file_cache import FileCache
-from ltx2_cli.media.probe import READABLE, open_video
+from ltx2_cli.media.probe import READABLE_VIDEOS, open_video
 
 MAX_PIXELS = 2**26  # of a frame: 8192x8192, 200 MB decoded
-MAX_BYTES = 2**31  # of the frames of a video
-_recent = FileCache["Video"](MAX_BYTES, READABLE)
+MAX_VIDEO_BYTES = 2**31  # of the frames of a video
+_recent = FileCache["Video"](MAX_VIDEO_BYTES, READABLE_VIDEOS)
 COMPRESSION = 8  # frames that become one latent behind the first
 
 
@@ -62,7 +62,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Video:
     """`most` frames, 8k + 1; None: all."""
     file = open_video(path)
     count = most or math.ceil(max(file.seconds, file.packets.starts.max() + 1 / file.fps) * fps) + 1
-    if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_BYTES:
+    if file.width * file.height > MAX_PIXELS or count * file.width * file.height * 3 > MAX_VIDEO_BYTES:
         sentence = f"{count} frames of {path} have {file.width}x{file.height} pixels, more than is read at once"
         raise UsageError(sentence, "make it smaller first")
     frames, remarks = decode_frames(path, file, fps, count, from_end), list[str]()

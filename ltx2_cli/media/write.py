@@ -23,7 +23,7 @@ TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt70
 ENCODE_VIDEO = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
 ENCODE_AUDIO = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
-FILE = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
+MP4_ARGUMENTS = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
 
 
 def write_mp4(
@@ -47,7 +47,7 @@ def write_mp4(
         heard = (untrusted_input(copied_audio) if copied_audio else raw) if len(media.waveform) else []
         streams = ["-map", "0:v", *(["-c:v", "copy"] if copied_video else ENCODE_VIDEO)]
         streams += ["-map", "2:a:0", *(["-c:a", "copy"] if copied_audio else ENCODE_AUDIO)] if heard else []
-        command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *FILE]
+        command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *MP4_ARGUMENTS]
         if copied_video:
             kept = (
                 own_input("concat", copied_video, "-safe", "0")

@@ -14,10 +14,11 @@ from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch
 from ltx2_cli.request.spec import Streams
 
-HEADS = ("num_attention_heads", "attention_head_dim")
+HEAD_KEYS = ("num_attention_heads", "attention_head_dim")
 # The keys of the last fields of a `StreamArch` and a `ConnectorArch`, without the prefix of a stream.
-STREAM_KEYS = ("in_channels", "out_channels", *HEADS, "cross_attention_dim", "gated_attn", "cross_attn_mod", "ff_bias")
-CONNECTOR_KEYS = (*(f"connector_{key}" for key in (*HEADS, "num_layers", "num_learnable_registers")), "gated_attn")
+CHANNEL_KEYS = ("in_channels", "out_channels")
+STREAM_KEYS = (*CHANNEL_KEYS, *HEAD_KEYS, "cross_attention_dim", "gated_attn", "cross_attn_mod", "ff_bias")
+CONNECTOR_KEYS = (*(f"connector_{key}" for key in (*HEAD_KEYS, "num_layers", "num_learnable_registers")), "gated_attn")
 
 
 class StreamArch(NamedTuple):

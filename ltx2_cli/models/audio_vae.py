@@ -81,7 +81,7 @@ def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
     return Conv(scope / "conv", (window, window, d_in, d_out), ((window - 1, 0), (window // 2, window // 2)))
 
 
-class Upsample(nnx.Module):
+class AudioUpsample(nnx.Module):
     """Every cell four times, then a convolution; the first instant stays one."""
 
     def __init__(self, scope: Scope, channels: int):
@@ -91,7 +91,7 @@ class Upsample(nnx.Module):
         return self.conv(x.repeat(2, axis=1).repeat(2, axis=2))[:, 1:]
 
 
-def resnets(scope: Scope, names: Iterable[str | int], d_in: int, d_out: int) -> list[nnx.Module]:
+def audio_resnets(scope: Scope, names: Iterable[str | int], d_in: int, d_out: int) -> list[nnx.Module]:
     """Residual blocks in a row; the first changes the channels."""
     blocks: list[nnx.Module] = []
     for i, name in enumerate(names):
@@ -110,11 +110,11 @@ class AudioEncoder(nnx.Module):
         layers: list[nnx.Module] = []
         for level, (d_in, d_out) in enumerate(pairwise(widths)):
             place = scope / "down" / level
-            layers += resnets(place / "block", range(arch.num_res_blocks), d_in, d_out)
+            layers += audio_resnets(place / "block", range(arch.num_res_blocks), d_in, d_out)
             if level < len(arch.ch_mult) - 1:  # half the time, rounded up, and half the mel bins
                 layers += [Conv(place / "downsample" / "conv", (3, 3, d_out, d_out), ((2, 0), (0, 1)), stride=2)]
         self.conv_in = causal_conv(scope / "conv_in", arch.in_channels, widths[0])
-        self.layers = nnx.List(layers + resnets(scope / "mid", MIDDLE, widths[-1], widths[-1]))
+        self.layers = nnx.List(layers + audio_resnets(scope / "mid", MIDDLE, widths[-1], widths[-1]))
         self.conv_out = causal_conv(scope / "conv_out", widths[-1], 2 * arch.latent_channels)
 
     def __call__(self, mel: jax.Array) -> jax.Array:
@@ -130,12 +130,12 @@ class AudioDecoder(nnx.Module):
 
     def __init__(self, scope: Scope, arch: AudioVAEArch):
         widths = [arch.base_channels * multiple for multiple in (*arch.ch_mult, arch.ch_mult[-1])]
-        layers = resnets(scope / "mid", MIDDLE, widths[-1], widths[-1])
+        layers = audio_resnets(scope / "mid", MIDDLE, widths[-1], widths[-1])
         for level in reversed(range(len(arch.ch_mult))):
             place = scope / "up" / level
-            layers += resnets(place / "block", range(arch.num_res_blocks + 1), widths[level + 1], widths[level])
+            layers += audio_resnets(place / "block", range(arch.num_res_blocks + 1), widths[level + 1], widths[level])
             if level:
-                layers += [Upsample(place / "upsample", widths[level])]
+                layers += [AudioUpsample(place / "upsample", widths[level])]
         self.conv_in = causal_conv(scope / "conv_in", arch.latent_channels, widths[-1])
         self.layers = nnx.List(layers)
         self.conv_out = causal_conv(scope / "conv_out", widths[0], arch.output_channels)

@@ -17,11 +17,12 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.checkpoint import AGAIN, Renaming
 
 Config = dict[str, Any]
-LAYERS = re.compile(r"layers|num_(res_)?blocks")  # keys of counts
+LAYER_COUNTS = re.compile(r"layers|num_(res_)?blocks")  # keys of counts
 MOST_LAYERS = 1000  # more take long to describe, before a tensor is looked at
 VERSIONS = LTX2, LTX2_3, LTX2_5 = "ltx2", "ltx2.3", "ltx2.5"  # of models, by the names of their model profiles
 LAYOUTS = {LTX2_5: LTX2_3}  # versions whose networks, but for denoiser and text encoder, are laid out as before
-TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}  # of JSON
+# of JSON
+TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 # by the name of a class, what `NetworkArch` lists; "equal": sizes that two networks share, and what they are
 RULES: dict[str, Any] = json.loads(Path(__file__).with_name("implemented.json").read_text(encoding="utf-8"))
 
@@ -91,7 +92,7 @@ def _fits(value: Any, hint: Any, least: float) -> bool:
 
 def _too_many_layers(values: Config) -> Iterator[str]:
     for key, value in values.items():
-        if LAYERS.search(key) and max(value if isinstance(value, tuple) else (value,)) > MOST_LAYERS:
+        if LAYER_COUNTS.search(key) and max(value if isinstance(value, tuple) else (value,)) > MOST_LAYERS:
             yield f"{key} is {reprlib.repr(value)}, at most {MOST_LAYERS} are"
 
 
@@ -99,7 +100,7 @@ def _type_name(hint: Any, least: float) -> str:
     names = ["…" if part is Ellipsis else _type_name(part, least) for part in get_args(hint)]
     if names:
         return " or ".join(names) if get_origin(hint) is UnionType else f"[{', '.join(names)}]"
-    return TYPES[hint] + (" above 0" if hint in (int, float) and least == 0 else "")
+    return TYPE_WORDS[hint] + (" above 0" if hint in (int, float) and least == 0 else "")
 
 
 def _not_implemented(stated: Config, only: Config, known: Collection[str]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
-PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
-PARTS = ("embed_tokens.", "layers.", "norm.")
+MODEL_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
+TENSOR_PARTS = ("embed_tokens.", "layers.", "norm.")
 GEMMA_3, GEMMA_4 = "Gemma-3", "Gemma-4"
 # of the language model alone, and as part of a model with vision
 MODEL_TYPES = {
@@ -218,9 +218,9 @@ def _weights_of_layer(arch: GemmaArch, attention: LayerAttention) -> Iterator[tu
 def language_model(files: TensorFiles) -> TensorFiles:
     """The tensors of the language model, under the names that transformers gives them, without vision tower and head.
     Raises `UsageError` where there are no embeddings."""
-    for prefix in PREFIXES:
+    for prefix in MODEL_PREFIXES:
         if f"{prefix}embed_tokens.weight" in files:
-            inside = tuple(prefix + part for part in PARTS)
+            inside = tuple(prefix + part for part in TENSOR_PARTS)
             return files.renamed({name.removeprefix(prefix): name for name in files if name.startswith(inside)})
     raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is no Gemma", AGAIN)
 

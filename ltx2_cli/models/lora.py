@@ -16,13 +16,13 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all
 from ltx2_cli.weights.declare import declared
 from ltx2_cli.weights.lora import LEAVE_OUT, LoraDelta, LoraFile, LoraPair, model_version, version_of
-from ltx2_cli.weights.published import CATALOG, LORA
+from ltx2_cli.weights.published import CATALOG, LORA_KIND
 from ltx2_cli.weights.tensors import shape_text
 
 TARGETED = ("transformer", "connectors")
 ORIGINAL = "model.diffusion_model."
 PEFT = "base_model.model."
-NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3", "ltx2.5": "LTX-2.5"}
+MODEL_NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3", "ltx2.5": "LTX-2.5"}
 WEIGHT = ".weight"
 REFERENCE_KEYS = ("reference_downscale_factor", "reference_temporal_scale_factor")  # in a file's metadata
 IN_CONTEXT = "ic-lora"  # in the names of those that say nothing of it in their metadata
@@ -108,12 +108,12 @@ def _problems(
     """The problem of one file, if any, and its cure."""
     listed = count_and_list(mismatches)
     wanted_version = version_of({target.tensor.removesuffix(WEIGHT): target.shape for target in targets.values()})
-    model, version = NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)
+    model, version = MODEL_NAMES.get(wanted_version or "", "LTX-2"), model_version(lora)
     other = version is not None and LAYOUTS.get(version, version) != wanted_version
     if not listed and not other:
         return
     count = f"{matching} of {len(lora.pairs)} targets (each a pair of keys, A and B) match this {model} model"
-    made_for = f"; it was made for {NAMES[version]}" if other and version else ""
+    made_for = f"; it was made for {MODEL_NAMES[version]}" if other and version else ""
     hint = f"{typed('model', version)}, or leave out {lora.path}" if other else f"leave out {lora.path}"
     yield UsageError(f"{lora.path}: {count}{made_for}. {'. '.join(listed)}", hint)
 
@@ -121,7 +121,7 @@ def _problems(
 def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
     layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
-    listed = [(entry.name, DISTILLING.search(entry.name)) for entry in CATALOG if entry.kind == LORA]
+    listed = [(entry.name, DISTILLING.search(entry.name)) for entry in CATALOG if entry.kind == LORA_KIND]
     known = {name: int(found[1]) for name, found in listed if found}
     if (rank := known.get(name.partition("@")[0])) is None:
         raise UnknownNetworkError(

@@ -26,7 +26,7 @@ from ltx2_cli.request.spec import BOTH, ComputeType, DType, RunSpec, Streams, We
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.published import CATALOG, MODEL
+from ltx2_cli.weights.published import CATALOG, MODEL_KIND
 from ltx2_cli.weights.tensors import MatrixType
 
 TEXT_ENCODER, DENOISER = "text_encoder", "transformer"
@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[Config, str], Any]] = {
     "vocoder": vocoder_arch,
     "scheduler": partial(read_arch, SchedulerArch),
 }
-EIGHT_BITS = {
+EIGHT_BIT_MATRICES = {
     WeightType.int8: MatrixType(np.dtype(np.int8)),
     WeightType.fp8: MatrixType(np.dtype(ml_dtypes.float8_e4m3fn)),
 }
@@ -107,7 +107,7 @@ class Checkpoint:
             if dtype is DType.float32:  # the reference for others
                 return None
             if spec.weights is not WeightType.auto:
-                return EIGHT_BITS.get(spec.weights)
+                return EIGHT_BIT_MATRICES.get(spec.weights)
             return self.files[network].matrix_type if network in self.files else None
 
         text_encoder, connectors = of("text_encoder", spec.text_encoder_dtype), of("connectors", spec.dtype)
@@ -200,7 +200,7 @@ def preset_checkpoint(checkpoint: str) -> Checkpoint:
     """A published checkpoint as its configs have it, without tensors; raises `UsageError` for one that is unknown."""
     name = checkpoint.partition("@")[0]
     for entry in CATALOG:
-        if (entry.kind, entry.name) == (MODEL, name):
+        if (entry.kind, entry.name) == (MODEL_KIND, name):
             arch, where = PRESETS[entry.model_version.lower().replace("-", "")], Path(checkpoint)
             return Checkpoint(where, arch, {}, where / "tokenizer")
     raise UnknownNetworkError(

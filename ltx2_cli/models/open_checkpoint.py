@@ -49,7 +49,7 @@ DENOISER_TENSOR = "model.diffusion_model.patchify_proj.weight"  # a tensor of ev
 # tensors of other networks
 NOT_OF_DENOISER = re.compile(r"(?!model\.diffusion_model\.)|.*(_embeddings_connector|text_embedding_projection)\.")
 # Tensors that a version has and those before it have not, the newest first; and the first of its numbers.
-MARKS = {
+VERSION_TENSORS = {
     LTX2_5: "model.diffusion_model.keyframes_abs_pos_embedding",
     LTX2_3: "model.diffusion_model.prompt_adaln_single.linear.weight",
 }
@@ -245,7 +245,7 @@ def lone_denoiser(file: TensorFiles) -> str | None:
 
 def _version(names: Container[str]) -> str:
     """The model version of a denoiser, by the names of its tensors in a single file."""
-    return next((version for version, mark in MARKS.items() if mark in names), LTX2)
+    return next((version for version, mark in VERSION_TENSORS.items() if mark in names), LTX2)
 
 
 def _full_names(file: TensorFiles) -> dict[str, str]:

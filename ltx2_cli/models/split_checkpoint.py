@@ -12,7 +12,7 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.published import AUDIO_VAE_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE
 
-PROJECTIONS = "text_embedding_projection."
+TEXT_PROJECTION = "text_embedding_projection."
 OWN_GEMMA = "LTX-2.5 was trained with a Gemma-4 of its own, in one file with its projections"
 GEMMA_CONFIG, GEMMA_SOURCE, GEMMA_VERSION = "gemma_config", "gemma_source_checkpoint", "gemma_version"  # of metadata
 
@@ -37,7 +37,7 @@ def read_split(path: Path, denoiser: TensorFiles, text_encoder: Path) -> tuple[T
     single = denoiser.renamed(_prefixed(denoiser, RENAMINGS["transformer"].prefix))
     single.update(vae.renamed(_prefixed(vae, RENAMINGS["vae"].prefix)))
     single.update(audio_vae)
-    single.update({name: text[name] for name in text if name.startswith(PROJECTIONS)})
+    single.update({name: text[name] for name in text if name.startswith(TEXT_PROJECTION)})
     config: Config = {section: {} for section in SECTIONS}
     for place, files in {path: denoiser, named["vae"]: vae, named["audio_vae"]: audio_vae}.items():
         stated = _json(files, "config", place)

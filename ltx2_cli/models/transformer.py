@@ -16,7 +16,6 @@ from ltx2_cli.models.transformer_block import Block, map_streams, modulate
 from ltx2_cli.models.transformer_inputs import (
     Arrays,
     DenoiserInputs,
-    Mask,
     Modulation,
     PassMasks,
     PassReuse,
@@ -25,7 +24,7 @@ from ltx2_cli.models.transformer_inputs import (
     TextContext,
     select_by_level,
 )
-from ltx2_cli.nn.attention import KeysValues, TokenAxis, prepare_rope
+from ltx2_cli.nn.attention import KeysValues, Mask, TokenAxis, prepare_rope
 from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
 from ltx2_cli.parallel.constrain import active, constrain, pad_to_shards

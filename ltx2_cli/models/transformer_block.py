@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.models.transformer_inputs import Arrays, Mask, PassMasks, StreamInputs
-from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
+from ltx2_cli.models.transformer_inputs import Arrays, PassMasks, StreamInputs
+from ltx2_cli.nn.attention import Attention, KeysValues, Mask, TokenAxis
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.parallel.constrain import constrain_and_keep_row_major
 from ltx2_cli.request.spec import BOTH, Streams

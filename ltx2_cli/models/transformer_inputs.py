@@ -13,12 +13,11 @@ from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions, References
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import KeysValues, PreparedRope, TokenAxis
+from ltx2_cli.nn.attention import KeysValues, Mask, PreparedRope, TokenAxis
 from ltx2_cli.nn.rope import RopeGrids, axis_ropes
 from ltx2_cli.request.spec import Streams
 
 Arrays = Streams[jax.Array]
-Mask = jax.Array | np.ndarray
 
 
 class Modulation(NamedTuple):

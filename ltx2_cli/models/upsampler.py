@@ -17,8 +17,9 @@ from jaxtyping import Float
 from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.models.video_vae import Latents, LatentStatistics, VideoVAEArch, depth_to_space
+from ltx2_cli.models.video_vae import LatentStatistics, VideoLatents, VideoVAEArch, depth_to_space
 from ltx2_cli.nn.layers import Conv, Conv3D
+from ltx2_cli.request.profiles import SAFETENSORS
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope
@@ -26,7 +27,7 @@ from ltx2_cli.weights.load import mismatches
 from ltx2_cli.weights.published import UPSAMPLER
 from ltx2_cli.weights.tensors import shape_text
 
-GROUPS = 32
+NORM_GROUPS = 32
 
 Upsampled = Float[jax.Array, "batch frames height width channels"]
 NORM_EPS = 1e-5
@@ -34,16 +35,15 @@ BLUR_WINDOW = 5
 RATIONAL = {1.5: (3, 2), 2.0: (2, 1)}  # upsampling and then decimation factor of each scale
 
 HINT = "download the upsampler again, or name another FILE, FOLDER or REPO"
-SUFFIX = ".safetensors"
 INPUT_CONV = "initial_conv.weight"
 BLOCK = re.compile(r"(?:post_upsample_)?res_blocks\.(\d+)\..*")
 # keys of the single files' configs that diffusers' call otherwise
 NATIVE_KEYS = {"spatial_scale": "rational_spatial_scale", "rational_resampler": "use_rational_resampler"}
-SPACE: Config = {"spatial_upsample": True, "temporal_upsample": False}
-BLURRED: Config = SPACE | {"use_rational_resampler": True}
+SPATIAL: Config = {"spatial_upsample": True, "temporal_upsample": False}
+BLURRED: Config = SPATIAL | {"use_rational_resampler": True}
 # the kind of an upsampler by one weight: its name, its dimensions, and its channels out for one in
 KINDS: dict[tuple[str, int, int], Config] = {
-    ("upsampler.0.weight", 4, 4): SPACE | {"use_rational_resampler": False, "rational_spatial_scale": 2.0},
+    ("upsampler.0.weight", 4, 4): SPATIAL | {"use_rational_resampler": False, "rational_spatial_scale": 2.0},
     ("upsampler.conv.weight", 4, 4): BLURRED | {"rational_spatial_scale": 2.0},
     ("upsampler.conv.weight", 4, 9): BLURRED | {"rational_spatial_scale": 1.5},
     ("upsampler.0.weight", 5, 2): {"spatial_upsample": False, "temporal_upsample": True},
@@ -64,8 +64,8 @@ class LatentUpsamplerArch(NetworkArch):
     use_rational_resampler: bool = True
 
     def conflicts(self) -> Iterator[str]:
-        if self.mid_channels % GROUPS:
-            yield f"mid_channels is {self.mid_channels}, only multiples of {GROUPS} are"
+        if self.mid_channels % NORM_GROUPS:
+            yield f"mid_channels is {self.mid_channels}, only multiples of {NORM_GROUPS} are"
         if not self.spatial_upsample and not self.temporal_upsample:
             yield "neither spatial_upsample nor temporal_upsample is true"
         if self.rational and self.rational_spatial_scale not in RATIONAL:
@@ -100,7 +100,7 @@ class GroupNorm(nnx.Module):
         self.shift = scope.weight("bias", (channels,), ("conv_out",))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        groups = x.astype(jnp.float32).reshape(len(x), -1, GROUPS, x.shape[-1] // GROUPS)
+        groups = x.astype(jnp.float32).reshape(len(x), -1, NORM_GROUPS, x.shape[-1] // NORM_GROUPS)
         centred = groups - groups.mean((1, 3), keepdims=True)
         variance = jnp.square(centred).mean((1, 3), keepdims=True)
         normed = (centred * jax.lax.rsqrt(variance + NORM_EPS)).reshape(x.shape)
@@ -110,7 +110,7 @@ class GroupNorm(nnx.Module):
 zero_padded_conv = partial(Conv3D, time_padding=(1, 1), time_mode="constant")
 
 
-class ResNet(nnx.Module):
+class LatentResNet(nnx.Module):
     """silu(x + norm(conv(silu(norm(conv(x))))))."""
 
     def __init__(self, scope: Scope, channels: int):
@@ -162,12 +162,12 @@ class LatentUpsampler(nnx.Module):
         width, numbers = arch.mid_channels, range(arch.num_blocks_per_stage)
         self.conv_in = zero_padded_conv(scope / "initial_conv", arch.in_channels, width)
         self.norm_in = GroupNorm(scope / "initial_norm", width)
-        self.before = nnx.List([ResNet(scope / "res_blocks" / i, width) for i in numbers])
+        self.before = nnx.List([LatentResNet(scope / "res_blocks" / i, width) for i in numbers])
         self.resample = Resample(scope / "upsampler", arch)
-        self.after = nnx.List([ResNet(scope / "post_upsample_res_blocks" / i, width) for i in numbers])
+        self.after = nnx.List([LatentResNet(scope / "post_upsample_res_blocks" / i, width) for i in numbers])
         self.conv_out = zero_padded_conv(scope / "final_conv", width, arch.in_channels)
 
-    def __call__(self, latents: Latents) -> Upsampled:
+    def __call__(self, latents: VideoLatents) -> Upsampled:
         """De-normalised latents, upsampled by `LatentUpsamplerArch.upsampling`."""
         x = self.conv_in(latents.astype(self.conv_in.kernel.dtype))
         x = jax.nn.silu(self.norm_in(x))
@@ -176,7 +176,7 @@ class LatentUpsampler(nnx.Module):
         return self.conv_out(x)
 
 
-def upsample(upsampler: LatentUpsampler, statistics: LatentStatistics, latents: Latents) -> Upsampled:
+def upsample_latents(upsampler: LatentUpsampler, statistics: LatentStatistics, latents: VideoLatents) -> Upsampled:
     """Normalised latents to upsampled ones, normalised, float32. The upsampler works on the autoencoder's scale."""
     return statistics.normalise(upsampler(statistics.denormalise(latents)).astype(jnp.float32))
 
@@ -201,7 +201,7 @@ def open_upsampler(path: Path, vae: VideoVAEArch | None) -> tuple[LatentUpsample
 
 def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
     config = folder / "config.json"
-    single = sorted(file.name for file in folder.glob(f"*upscaler*{SUFFIX}"))
+    single = sorted(file.name for file in folder.glob(f"*upscaler*{SAFETENSORS}"))
     if single and not config.exists():
         hint = f"name one: {typed('second_stage.upsampler', folder / single[0])}"
         raise UsageError(f"{folder} holds single files: {abbreviate(single)}", hint)
@@ -212,7 +212,7 @@ def _in_folder(folder: Path) -> tuple[TensorFiles, Config]:
 
 
 def _in_file(path: Path) -> tuple[TensorFiles, Config]:
-    if path.suffix != SUFFIX or not path.exists():
+    if path.suffix != SAFETENSORS or not path.exists():
         raise UsageError(f"{path} is no folder and no safetensors file", HINT)
     files = TensorFiles(path)
     if (config := files.config(absent="{}")) is None:

@@ -18,7 +18,7 @@ from ltx2_cli.weights.declare import Scope
 NORM_EPS = 1e-8
 
 Pixels = Float[jax.Array, "batch frames height width colors"]
-Latents = Float[jax.Array, "batch latent_frames latent_height latent_width channels"]
+VideoLatents = Float[jax.Array, "batch latent_frames latent_height latent_width channels"]
 
 Stride = tuple[int, int, int]  # frames, height, width
 # Padding of a video. In time: true repeats the first frame before it, false also the last frame after it. Around each
@@ -189,7 +189,7 @@ class Downsample(nnx.Module):
         return space_to_depth(y, self.stride) + skip, past
 
 
-class Upsample(nnx.Module):
+class VideoUpsample(nnx.Module):
     """Depth to space by `stride` of a convolution, to d_in / factor channels; `residual` adds depth to space of the
     input."""
 
@@ -207,7 +207,7 @@ class Upsample(nnx.Module):
         return y[:, self.stride[0] - 1 :]  # only the last frame of the first cell is kept
 
 
-def resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNets]:
+def stage_resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNets]:
     """The residual blocks of one stage, if it has any."""
     return [ResNets(scope, count, channels, borders)] if count else []
 
@@ -224,9 +224,9 @@ class VideoEncoder(nnx.Module):
         layers: list[ResNets | Downsample] = []
         for i, (count, kind) in enumerate(zip(counts, arch.downsample_type, strict=True)):
             stage = scope / "down_blocks" / i
-            layers += resnets(stage, count, widths[i], borders)
+            layers += stage_resnets(stage, count, widths[i], borders)
             layers += [Downsample(stage / "downsamplers" / 0, widths[i], widths[i + 1], STRIDES[kind], borders)]
-        layers += resnets(scope / "mid_block", mid_count, widths[-1], borders)
+        layers += stage_resnets(scope / "mid_block", mid_count, widths[-1], borders)
         self.conv_in = video_conv(scope / "conv_in", arch.in_channels * arch.patch_size**2, widths[0], borders)
         self.layers = nnx.List(layers)
         # one more channel than the mean: a log-variance for all of them
@@ -236,7 +236,7 @@ class VideoEncoder(nnx.Module):
             math.prod(STRIDES[kind][0] for kind in arch.downsample_type),
         )
 
-    def __call__(self, video: Pixels) -> Latents:
+    def __call__(self, video: Pixels) -> VideoLatents:
         """[batch, 8k + 1, 32h, 32w, 3] to [batch, k + 1, h, w, channels]."""
         first, past = self._resume(video[:, :1], (None,) * (len(self.layers) + 2))
         later = video[:, 1:].reshape(video.shape[0], -1, self.frames_at_once, *video.shape[2:]).swapaxes(0, 1)
@@ -268,18 +268,18 @@ class VideoDecoder(nnx.Module):
         widths = tuple(reversed(arch.decoder_block_out_channels))
         factors, residuals = reversed(arch.upsample_factor), reversed(arch.upsample_residual)
         self.conv_in = video_conv(scope / "conv_in", arch.latent_channels, widths[0], borders)
-        layers: list[ResNets | Upsample] = [*resnets(scope / "mid_block", mid_count, widths[0], borders)]
+        layers: list[ResNets | VideoUpsample] = [*stage_resnets(scope / "mid_block", mid_count, widths[0], borders)]
         stages = zip(counts, widths, factors, residuals, arch.upsample_type, strict=True)
         for i, (count, width, factor, residual, kind) in enumerate(stages):
             stage = scope / "up_blocks" / i
-            layers += [Upsample(stage / "upsamplers" / 0, width, factor, STRIDES[kind], residual, borders)]
-            layers += resnets(stage, count, width // factor, borders)
+            layers += [VideoUpsample(stage / "upsamplers" / 0, width, factor, STRIDES[kind], residual, borders)]
+            layers += stage_resnets(stage, count, width // factor, borders)
         width = widths[-1] // arch.upsample_factor[0]
         self.layers = nnx.List(layers)
         self.conv_out = video_conv(scope / "conv_out", width, arch.out_channels * arch.patch_size**2, borders)
         self.patch_size = arch.patch_size
 
-    def __call__(self, latents: Latents) -> Pixels:
+    def __call__(self, latents: VideoLatents) -> Pixels:
         """[batch, k + 1, h, w, channels] to [batch, 8k + 1, 32h, 32w, 3]."""
         return self.tail(self.head(latents, len(self.layers)), len(self.layers))
 
@@ -306,10 +306,10 @@ class VideoVAE(nnx.Module):
         self.decoder = VideoDecoder(scope / "decoder", arch)
         self.statistics = LatentStatistics(scope, arch.latent_channels)
 
-    def encode(self, video: Pixels) -> Latents:
+    def encode(self, video: Pixels) -> VideoLatents:
         """Pixels in [-1, 1] to normalised latents, float32."""
         return self.statistics.normalise(self.encoder(video))
 
-    def decode(self, latents: Latents) -> Pixels:
+    def decode(self, latents: VideoLatents) -> Pixels:
         """Normalised latents to pixels in [-1, 1], not clamped."""
         return self.decoder(self.statistics.denormalise(latents))

@@ -14,7 +14,7 @@ from flax import nnx
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import LTX2, LTX2_3, Config, NetworkArch, read_arch
-from ltx2_cli.nn.conv1d import Conv1d, ConvTranspose1d, downsample, upsample
+from ltx2_cli.nn.conv1d import Conv1d, ConvTranspose1d, downsample_1d, upsample_1d
 from ltx2_cli.nn.layers import convolve_by_taps
 from ltx2_cli.weights.declare import CONV, Scope
 
@@ -182,10 +182,10 @@ class Activation(nnx.Module):
             return jax.nn.leaky_relu(x, self.slope)
         rising, falling = self.rising[0, 0], self.falling[0, 0]
         (channels,) = self.log_alpha.shape
-        x = upsample(x, rising, self.ratio, (len(rising) - self.ratio) // 2, channels)
+        x = upsample_1d(x, rising, self.ratio, (len(rising) - self.ratio) // 2, channels)
         alpha, beta = (jnp.tile(jnp.exp(log[...]), x.shape[-1] // channels) for log in (self.log_alpha, self.log_beta))
         x += jnp.square(jnp.sin(x * alpha)) / (beta + SNAKE_EPS)
-        return downsample(x, falling, self.ratio, channels)
+        return downsample_1d(x, falling, self.ratio, channels)
 
 
 class ResidualStep(nnx.Module):

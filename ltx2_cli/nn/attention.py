@@ -26,7 +26,7 @@ from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
-NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
+QK_NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
 
 class KeysValues(NamedTuple):
@@ -67,7 +67,7 @@ class Attention(nnx.Module):
 
     def keys_values(self, context: Float[jax.Array, "rows tokens context_dim"] | QuantizedMatrix) -> KeysValues:
         """Keys and values of `context` [rows, tokens, context_dim]."""
-        return KeysValues(rms_norm(self.to_k(context), NORM_EPS, self.norm_k[...]), self.to_v(context))
+        return KeysValues(rms_norm(self.to_k(context), QK_NORM_EPS, self.norm_k[...]), self.to_v(context))
 
     def __call__(
         self,
@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         # Queries are scaled by 1/√d before they are rounded to the run's dtype.
         weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self.to_q(x)
-        norm = Norm(rms_scale(queries, NORM_EPS), weights)
+        norm = Norm(rms_scale(queries, QK_NORM_EPS), weights)
         gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
         attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
         return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))

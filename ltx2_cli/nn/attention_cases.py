@@ -87,7 +87,7 @@ def scores(case: Case) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def softmax_attention(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def reference_attention(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """softmax(q·kᵀ)·v of every row, not gated, float64 [rows, queries, heads, head_size], and log Σ exp(q·k) over the
     keys, float64 [rows, queries, heads]."""
     return _softmax(case, scores(case))
@@ -106,7 +106,7 @@ def attended(case: Case, weights: np.ndarray | None = None) -> np.ndarray:
     `weights` [queries, keys] are factors of the exponentials."""
     gates, mask = case.operands.gates, case.operands.mask
     if weights is None:
-        found, _ = softmax_attention(case)
+        found, _ = reference_attention(case)
     else:
         with np.errstate(divide="ignore"):
             found, _ = _softmax(case, scores(case) + np.log(weights))

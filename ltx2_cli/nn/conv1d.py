@@ -16,9 +16,10 @@ from flax import nnx
 
 from ltx2_cli.nn.layers import convolve_by_taps
 from ltx2_cli.parallel.constrain import device
+from ltx2_cli.parallel.mesh import LANES
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope
 
-LANES, COLUMNS = 128, 256  # of a TPU's vector and matrix unit
+MXU_COLUMNS = 256  # of a TPU's matrix unit
 
 
 def packed_kernel(
@@ -88,11 +89,11 @@ class ConvTranspose1d(nnx.Module):
         if odd:
             y = y.reshape(len(x), -1, d_out)[:, :time]
         few = device().platform == "tpu" and d_out < LANES
-        samples = math.gcd(1 << (COLUMNS // d_out).bit_length() - 1, time) if few else 1
+        samples = math.gcd(1 << (MXU_COLUMNS // d_out).bit_length() - 1, time) if few else 1
         return y.reshape(len(x), -1, samples * d_out)
 
 
-def upsample(x: jax.Array, taps: jax.Array, ratio: int, lead: int, channels: int) -> jax.Array:
+def upsample_1d(x: jax.Array, taps: jax.Array, ratio: int, lead: int, channels: int) -> jax.Array:
     """Rows [batch, rows, samples · channels] at `ratio` times their rate, in rows `ratio` times as wide: y[n] = ratio ·
     Σ_m x[m] · taps[n + lead − ratio·m]. x is padded by its first and last sample."""
     rows, width = x.shape[1:]
@@ -107,9 +108,9 @@ def upsample(x: jax.Array, taps: jax.Array, ratio: int, lead: int, channels: int
     return jnp.concatenate([ratio * reduce(add, phase) for phase in sums], axis=-1)
 
 
-def downsample(x: jax.Array, taps: jax.Array, ratio: int, channels: int) -> jax.Array:
+def downsample_1d(x: jax.Array, taps: jax.Array, ratio: int, channels: int) -> jax.Array:
     """Rows of packed samples, a multiple of `ratio`, at 1/`ratio` of their rate: y[n] = Σ_k x[ratio·n + k − lead] ·
-    taps[k], where lead = (len(taps) − 1) // 2. x is padded as in `upsample`."""
+    taps[k], where lead = (len(taps) − 1) // 2. x is padded as in `upsample_1d`."""
     rows, width = x.shape[1:]
     lead = (len(taps) - 1) // 2
     if width > ratio * channels:

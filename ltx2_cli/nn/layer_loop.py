@@ -15,7 +15,7 @@ Y = TypeVar("Y")
 # Layers in a turn of a loop: with one, the next layer would arrive in the memory of the one in work, and XLA starts its
 # copy when that is done. A barrier keeps the layers apart: compiled together they would be rounded differently.
 BUFFERS = 2
-Index = jax.Array | np.ndarray | int
+LayerIndex = jax.Array | np.ndarray | int
 Copied = list[jax.Array]  # what a layer has in the host's memory, on the devices
 
 
@@ -29,7 +29,7 @@ class StackedLayers:
         self.here = [leaf for leaf, away in zip(leaves, self.away, strict=True) if not away]
         self.count = len(leaves[0])
 
-    def copy(self, index: Index) -> Copied:
+    def copy(self, index: LayerIndex) -> Copied:
         """Start to copy a layer, the last one if there is none of this index."""
         return [to_device(array) for array in _at(self.host, index)]
 
@@ -48,11 +48,13 @@ class StackedLayers:
         (x, _), ys = jax.lax.scan(turn, (x, self.copy(0)), (indices, self.here), unroll=max(unroll, BUFFERS))
         return x, ys
 
-    def loop(self, body: Callable[[X, Any], X], x: X, copied: Copied, first: Index, last: Index) -> tuple[X, Copied]:
+    def loop(
+        self, body: Callable[[X, Any], X], x: X, copied: Copied, first: LayerIndex, last: LayerIndex
+    ) -> tuple[X, Copied]:
         """`body(x, layer)` for the layers from `first` to before `last`; `copied`: the first of them, and in the result
         the one at `last`."""
 
-        def turn(index: Index, state: tuple[X, Copied]) -> tuple[X, Copied]:
+        def turn(index: LayerIndex, state: tuple[X, Copied]) -> tuple[X, Copied]:
             x, copied = state
             following = self.copy(index + 1)
             x = body(x, self._joined(copied, _at(self.here, index)))
@@ -75,5 +77,5 @@ class StackedLayers:
         return jax.tree.unflatten(self.tree, [next(parts[not away]) for away in self.away])
 
 
-def _at(arrays: list[jax.Array], index: Index) -> list[jax.Array]:
+def _at(arrays: list[jax.Array], index: LayerIndex) -> list[jax.Array]:
     return [jax.lax.dynamic_index_in_dim(array, index, keepdims=False) for array in arrays]

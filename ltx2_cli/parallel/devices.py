@@ -22,7 +22,7 @@ GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"
 PLANNABLE_FRACTION = 0.85  # of a device's memory that a plan may use; the rest is a reserve
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
-GROUPS = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
 RESERVE = 0.1  # of jax's allocation on a GPU: no estimate has its libraries' workspaces, and no card was measured
 RESERVE_REMARK = f"{RESERVE:.0%} kept for cuDNN's workspaces, autotuning and fragmentation; not measured"
@@ -133,8 +133,8 @@ def machine_memory() -> int:
     cgroup v2, and v1 as in containers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     own = re.search("^0::/(.*)$", OWN_GROUP.read_text() if OWN_GROUP.exists() else "", re.MULTILINE)
-    group = GROUPS / (own[1] if own else "")
-    files = [folder / "memory.max" for folder in (group, *group.parents) if folder.is_relative_to(GROUPS)]
-    files.append(GROUPS / "memory" / "memory.limit_in_bytes")
+    group = CGROUPS / (own[1] if own else "")
+    files = [folder / "memory.max" for folder in (group, *group.parents) if folder.is_relative_to(CGROUPS)]
+    files.append(CGROUPS / "memory" / "memory.limit_in_bytes")
     limits = [file.read_text().strip() for file in files if file.is_file()]
     return min([memory, *(int(limit) for limit in limits if limit.isdecimal())])  # v2 writes `max` for no limit

@@ -24,8 +24,8 @@ ALONE = "--num-processes 1 runs alone"
 HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life after which a host counts as dead, and all others end
 POLL = 0.2  # seconds between two checks for interrupted hosts
 END_TIMEOUT = 2.0  # seconds that the first host waits until all know
-INTERRUPTED = "ltx2/interrupted"  # coordination service: an entry for each host that is interrupted or knows it
-GRACE = 10  # seconds that jax, whose timeout aborts the process, waits longer than we do
+INTERRUPTED_KEY = "ltx2/interrupted"  # coordination service: an entry for each host that is interrupted or knows it
+ABORT_GRACE = 10  # seconds that jax, whose timeout aborts the process, waits longer than we do
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
@@ -95,7 +95,7 @@ def init_distributed(
             process_id,
             local_device_ids=() if all_devices else None,  # otherwise jax gives each process one device
             cluster_detection_method="deactivate" if coordinator_address else None,
-            initialization_timeout=timeout + GRACE,
+            initialization_timeout=timeout + ABORT_GRACE,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
         )
         _call_within(timeout, initialize, launcher)
@@ -195,9 +195,9 @@ def end_with_others(end: Callable[[], None]) -> None:
 
     def watch() -> None:
         with suppress(jax.errors.JaxRuntimeError):  # the service has ended, as the run or the first host has
-            while not client.key_value_dir_get(INTERRUPTED):
+            while not client.key_value_dir_get(INTERRUPTED_KEY):
                 time.sleep(POLL)
-            client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
+            client.key_value_set(f"{INTERRUPTED_KEY}/{jax.process_index()}", "", allow_overwrite=True)
             end()
 
     Thread(target=watch, daemon=True).start()
@@ -211,9 +211,9 @@ def end_others() -> None:
 
     client, deadline = coordination_client(), time.monotonic() + END_TIMEOUT
     with suppress(jax.errors.JaxRuntimeError):
-        client.key_value_set(f"{INTERRUPTED}/{jax.process_index()}", "", allow_overwrite=True)
+        client.key_value_set(f"{INTERRUPTED_KEY}/{jax.process_index()}", "", allow_overwrite=True)
         while jax.process_index() == 0 and time.monotonic() < deadline:
-            if len(client.key_value_dir_get(INTERRUPTED)) == jax.process_count():
+            if len(client.key_value_dir_get(INTERRUPTED_KEY)) == jax.process_count():
                 break
             time.sleep(POLL)
 

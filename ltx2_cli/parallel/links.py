@@ -17,7 +17,7 @@ import jax
 from ltx2_cli.chips import Chip, chip
 from ltx2_cli.parallel.devices import slice_index
 
-Groups = Sequence[Sequence[jax.Device]]
+DeviceGroups = Sequence[Sequence[jax.Device]]
 Coordinates = tuple[int, ...]  # coordinates of a chip, then the number of the device on it
 Message = tuple[Coordinates, Coordinates, float]  # from, to, bytes
 Link = tuple[int, int, Coordinates]  # axis, step along it, start
@@ -62,7 +62,7 @@ class Grid(NamedTuple):
             source = (*source[:axis], target[axis], *source[axis + 1 :])
 
 
-def seconds_per_byte(kind: str, groups: Groups) -> float | None:
+def seconds_per_byte(kind: str, groups: DeviceGroups) -> float | None:
     """The time of a collective in which each device sends a byte, in all groups at once; None without published rates
     of the devices, or of the network between slices if it crosses that."""
     first = groups[0][0]

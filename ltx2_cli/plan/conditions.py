@@ -15,7 +15,7 @@ from ltx2_cli.plan.edit import num_shown, read_edited
 from ltx2_cli.plan.open import Loras
 from ltx2_cli.request.size import most_frames
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
-from ltx2_cli.request.spelling import of_condition, option, typed
+from ltx2_cli.request.spelling import of_condition, option_name, typed
 from ltx2_cli.request.validation import SHOWN
 from ltx2_cli.weights.checkpoint import collect, raise_all
 
@@ -28,7 +28,7 @@ def with_reference_scale(spec: RunSpec, loras: Loras) -> RunSpec:
     references = [condition for condition in spec.conditions if condition.kind == "reference"]
     if scales and not references:
         sentence = f"{next(iter(scales))} was trained to follow a reference, and none is given"
-        raise UsageError(sentence, f"{of_condition('reference', 'FILE')}, or leave out {option('lora')}")
+        raise UsageError(sentence, f"{of_condition('reference', 'FILE')}, or leave out {option_name('lora')}")
     if references and not scales:
         path, absent = references[0].path, len(loras) < len(spec.lora)
         reason = "the only LoRAs are not on this machine" if absent else "no in-context LoRA is given"

@@ -22,13 +22,13 @@ from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
+from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import Weight, kinds, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 Extent = tuple[int, int, int]  # frames, height, width
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
-FLOAT32 = 4  # bytes
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
 # `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
 # the figures.
@@ -129,7 +129,7 @@ def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax
     decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
     itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
-    sizes += [FLOAT32 * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
+    sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
     if known and known.keeps_activations:
         read = (*weights(decoder), *weights(networks.vocoder))
         return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
@@ -138,7 +138,7 @@ def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax
 
 def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
     """Bytes of a value in a convolution's result: on a CPU it is float32."""
-    return FLOAT32 if device.platform == "cpu" else kernel.dtype.itemsize
+    return FLOAT32_BYTES if device.platform == "cpu" else kernel.dtype.itemsize
 
 
 def decode_tiled(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
@@ -186,7 +186,7 @@ def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
 
 VIDEOS = "videos"
 LEAST_PART = 2  # latents along a split side: a mirrored border repeats the second
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
+TILE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
 SPLITS = 4  # tried with tiles: those with the least work
 
 
@@ -287,7 +287,7 @@ def _tilings(
     (extent, _), (frames, side) = after[cut], receptive_field(decoder, cut)
     most = (extent[0], 1 if split.height > 1 else extent[1], 1 if split.width > 1 else extent[2])
     read_sizes = [  # along each axis, behind the number of tiles
-        [(count, tile_axis(length, count, halo, shared).read_size) for count in COUNTS if count <= limit]
+        [(count, tile_axis(length, count, halo, shared).read_size) for count in TILE_COUNTS if count <= limit]
         for length, limit, halo, shared in zip(extent, most, (frames, side, side), SHARED, strict=True)
     ]
     for axes in product(*read_sizes):

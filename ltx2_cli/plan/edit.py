@@ -18,7 +18,7 @@ from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 
 NOTHING = slice(0, 0)
-MARGIN = 64  # pixels; sides of two stages are multiples of it
+CROP_MARGIN = 64  # pixels; sides of two stages are multiples of it
 CUT_OFF = 0.1  # seconds at the end of an audio track that may hold its fade-out: an extension regenerates them
 
 
@@ -56,10 +56,10 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
 
 
 def _middle(video: Video, height: int, width: int) -> Video:
-    """Crop a clip to its middle if it is less than `MARGIN` larger than the request: most clips have other sizes than
-    models make."""
+    """Crop a clip to its middle if it is less than `CROP_MARGIN` larger than the request: most clips have other sizes
+    than models make."""
     above, beside = (have - wanted for have, wanted in zip(video.frames.shape[1:3], (height, width), strict=True))
-    if not (0 <= above < MARGIN and 0 <= beside < MARGIN):
+    if not (0 <= above < CROP_MARGIN and 0 <= beside < CROP_MARGIN):
         size = f"{width + beside}x{height + above}"
         sentence = f"{video.path} is {size}, and a clip of {width}x{height} is asked for"
         raise UsageError(sentence, f"{typed('height', height + above)} {typed('width', width + beside)}")

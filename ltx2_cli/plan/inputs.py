@@ -7,7 +7,7 @@ from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.lora import find_adapters, reference_scale
-from ltx2_cli.models.networks import Checkpoint, Networks, audio_encoder, network_options, video_encoder
+from ltx2_cli.models.networks import DENOISER, Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import Loras, SecondStage
@@ -16,7 +16,7 @@ from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.transfer import LoraDeltas
 
-DENOISER, STAGE2_DENOISER = "transformer", "refiner"  # the second has the second stage's LoRAs merged in
+STAGE2_DENOISER = "refiner"  # the denoiser with the second stage's LoRAs merged in
 VIDEO_ENCODER, AUDIO_ENCODER = "video_encoder", "audio_encoder"
 CONNECTORS, STAGE2_CONNECTORS = "connectors", "refiner_connectors"
 FILES_OF = {  # networks that are read from the files of another one

@@ -10,7 +10,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.step_cost import Step
 from ltx2_cli.request.profiles import profile_names
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.units import duration, quantity
 
 
@@ -39,7 +39,8 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, de
     if (needed := decoding.video_bytes) > decode_budget:
         yield (
             f"decoding takes about {quantity(needed)} on a device that has {quantity(max(decode_budget, 0))} for it;"
-            f" fewer {option('num_frames')}, a smaller {option('height')} or {option('width')}, or more devices"
+            f" fewer {option_name('num_frames')}, a smaller {option_name('height')} or {option_name('width')},"
+            " or more devices"
         )
 
 
@@ -50,7 +51,7 @@ def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
         raise UsageError(
             f"{local} attention heads do not divide by the {parts} devices that split the tokens, which references with"
             " a strength or a mask of attention need",
-            f"{typed('sharding', 'FILE')} with another mesh, or no {option('reference_strength')} and no mask",
+            f"{typed('sharding', 'FILE')} with another mesh, or no {option_name('reference_strength')} and no mask",
         )
 
 

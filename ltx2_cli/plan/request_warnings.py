@@ -10,7 +10,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import EIGHT_BITS, Checkpoint, Networks
+from ltx2_cli.models.networks import EIGHT_BIT_MATRICES, Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
@@ -23,7 +23,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, WeightType
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.lora import parse_lora, stated_version
@@ -74,7 +74,7 @@ def condition_remarks(spec: RunSpec, videos: Sequence[Video], audio: Audio | Non
 def request_warnings(spec: RunSpec) -> Iterator[str]:
     """Sentences on a recipe that the request cannot use, and on LoRAs with unusual strengths or named twice."""
     if not spec.running.video and spec.recipe == TWO_STAGE:
-        yield f"the recipe `two_stage` makes one stage, there is no video to upsample: no {option('recipe')}"
+        yield f"the recipe `two_stage` makes one stage, there is no video to upsample: no {option_name('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:
@@ -99,7 +99,7 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"{size} is too small for this model's decoder", f"at least {smallest} pixels a side")
     if spec.running.audio and round(spec.num_frames / spec.fps * arch.compression.audio_rate) < 1:
         sentence = f"{spec.num_frames} frames at {spec.fps:g} a second are too short for audio"
-        raise UsageError(sentence, f"more {option('num_frames')} or less {option('fps')}")
+        raise UsageError(sentence, f"more {option_name('num_frames')} or less {option_name('fps')}")
     layers = arch.transformer.num_layers
     absent_blocks = [block for block in spec.stg_blocks or () if block >= layers]
     if absent_blocks and (spec.guidance.video.stg_scale or spec.guidance.audio.stg_scale):
@@ -130,7 +130,7 @@ def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stag
 def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:
     known = chip(stages[0].sharding.mesh.devices.flat[0].device_kind) if stages else None
     if known and kind and kind.rounds_input and known.rate(kind.name) == known.flops:
-        better = [typed("weights", name) for name in EIGHT_BITS if known.rate(name) > known.flops]
+        better = [typed("weights", name) for name in EIGHT_BIT_MATRICES if known.rate(name) > known.flops]
         better.append(typed("compute", "weights"))
         yield f"a {known.name} emulates products of {kind.name}, slower than those of bfloat16: {', or '.join(better)}"
 

@@ -8,25 +8,18 @@ from typing import Any
 import jax
 
 from ltx2_cli.diffusion.denoise import Pass, needed_passes
-from ltx2_cli.diffusion.latents import Shape, read_noise
+from ltx2_cli.diffusion.latents import LatentShape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, request_warnings, stages
 from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_tiling
 from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
-from ltx2_cli.plan.inputs import (
-    AUDIO_ENCODER,
-    DENOISER,
-    STAGE2_DENOISER,
-    VIDEO_ENCODER,
-    PlanInputs,
-    network_values,
-    open_inputs,
-)
+from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER, PlanInputs, network_values, open_inputs
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
 from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
 from ltx2_cli.plan.positions import weights_references
@@ -78,7 +71,7 @@ class Plan(PlanInputs):
         return self.networks.present()[DENOISER if name == STAGE2_DENOISER else name]
 
     @property
-    def latent_shapes(self) -> Streams[Shape]:
+    def latent_shapes(self) -> Streams[LatentShape]:
         """Shapes of the last stage's latents in a file, of one video."""
         return self.stages[-1].shapes
 

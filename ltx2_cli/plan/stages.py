@@ -10,18 +10,18 @@ import numpy as np
 from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
 from ltx2_cli.diffusion.denoise import Pass, Schedule, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
-from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, Shape, file_shapes, token_shapes
+from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentShape, file_shapes, token_shapes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import PRESETS
+from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
 from ltx2_cli.plan.edit import edit_of
-from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
+from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.positions import PlacedVideo, place_videos, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 
 REFERENCE_TOKENS = 4096
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
@@ -35,7 +35,7 @@ class StageSize(NamedTuple):
     """Sizes of a stage, before its sharding is chosen."""
 
     geometry: Geometry
-    shapes: Streams[Shape]  # of one video's latents in a file
+    shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
 
 
@@ -45,7 +45,7 @@ class Stage:
 
     name: str  # of its result, one of `STAGES`
     geometry: Geometry
-    shapes: Streams[Shape]  # of one video's latents in a file
+    shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
@@ -54,7 +54,7 @@ class Stage:
     stg_blocks: tuple[int, ...] = ()
     network: str = DENOISER  # or STAGE2_DENOISER
     connectors: str = CONNECTORS  # that make the text it reads, or STAGE2_CONNECTORS
-    source: Streams[Shape] | None = None  # of the latents that it upsamples and noises first; None: it begins as noise
+    source: Streams[LatentShape] | None = None  # of latents that it upsamples and noises; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the audio is that of the source
     audio_conditions: int = 0  # each as long as the stage's audio
@@ -106,7 +106,7 @@ Phase = Upsample | Denoise
 class InitialLatents(NamedTuple):
     """Saved latents that a run starts from."""
 
-    shapes: Streams[Shape]  # of one video's in a file
+    shapes: Streams[LatentShape]  # of one video's in a file
     fps: float
 
 
@@ -135,7 +135,7 @@ def measure_stages(
         raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or an image")
     if by.time > _faster(spec, by) and spec.audio:
         sentence = "audio cannot be given where the upsampler stretches the clip: the first stage is shorter"
-        raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option('audio')}")
+        raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option_name('audio')}")
     small, fps = stage1_size(*size, by, arch.compression), spec.fps / _faster(spec, by)
     return _measure(spec, arch, videos, small, fps, last=False), last
 
@@ -205,7 +205,7 @@ def schedule_of(spec: RunSpec, arch: Arch) -> Schedule:
 
 
 def _second_stage(
-    spec: RunSpec, inputs: PlanInputs, size: StageSize, source: Streams[Shape], sharding: ShardingPlan
+    spec: RunSpec, inputs: PlanInputs, size: StageSize, source: Streams[LatentShape], sharding: ShardingPlan
 ) -> Stage:
     """The stage that upsamples and refines."""
     deltas, sigmas = inputs.lora_deltas, np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)

@@ -17,7 +17,7 @@ from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import ComputeType, DType, RunSpec, WeightType
-from ltx2_cli.units import Interval
+from ltx2_cli.units import FLOAT32_BYTES, Interval
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
 # The denoiser's matrices, by the beginning of their names: the stream whose tokens they multiply, and the rows
@@ -34,7 +34,6 @@ MATRICES = (
     (r"audio_to_video|video_to_audio", "video", "cross_modal"),
     (r"", "", "timestep"),
 )
-FLOAT32 = 4  # bytes
 # Expected time of a phase that is not compiled, in multiples of its lower bound. On TPUs: the smallest and largest
 # ratio of the compiler's schedule in benchmarks/results.md. A GPU's compiler makes no schedule: a large product reaches
 # 790 of an H200's 989.5 TFLOP/s, and the other phases are assumed to be as on TPUs.
@@ -145,7 +144,7 @@ class Step(NamedTuple):
         video, audio = self.arch.streams
         width, traded = video.width / across, video.heads // across % along == 0
         exchanged = self.itemsize * width * (4 * here.video / along if traded else 2 * here.video) * (along - 1)
-        merged = 2 * FLOAT32 * here.audio * audio.width / across * (along - 1) / along
+        merged = 2 * FLOAT32_BYTES * here.audio * audio.width / across * (along - 1) / along
         kept = self.itemsize * (across - 1) / across
         summed = 2 * 3 * kept * (here.video * video.width + here.audio * audio.width)
         heard = kept * (here.video + 2 * here.audio) * audio.width
@@ -182,7 +181,7 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     """The step of a stage with these passes; unrolled layers compute all rows."""
     tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
-    itemsize = FLOAT32 if spec.dtype is DType.float32 else 2
+    itemsize = FLOAT32_BYTES if spec.dtype is DType.float32 else 2
     types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, spec.compute, types)
 
@@ -190,7 +189,7 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
     """Bytes of the text on a device during a stage: its features, and the keys and values of every layer unless the
     noise level modulates them."""
-    channel = prompts * spec.max_sequence_length * (FLOAT32 if spec.dtype is DType.float32 else 2)
+    channel = prompts * spec.max_sequence_length * (FLOAT32_BYTES if spec.dtype is DType.float32 else 2)
     text, parts = channel * sum(stream.text_width for stream in arch.streams), sharding.parts("heads")
     if any(stream.text_modulated for stream in arch.streams):
         return text

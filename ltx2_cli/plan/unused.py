@@ -28,7 +28,7 @@ class Dependence(NamedTuple):
     cure: tuple[str, str] | None = None
 
 
-STREAMS, SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
+STREAMS, GUIDANCE_SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
 SECOND_STAGE = ("upsampler", "lora", "keep_audio", "temporal_upsample")
 GIVEN = "the audio is given"
 
@@ -69,9 +69,9 @@ DEPENDENCES = (
     ),
     Dependence(("negative_prompt",), _uses("guidance_scale"), "guidance_scale is 1"),
     Dependence(("stg_blocks",), _uses("stg_scale"), "stg_scale is 0"),
-    Dependence(_guidance("video", *SCALES), lambda request: request.spec.running.video, "no video is made"),
-    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.running.audio, "no audio is made"),
-    Dependence(_guidance("audio", *SCALES), lambda request: request.spec.audio is None, GIVEN),
+    Dependence(_guidance("video", *GUIDANCE_SCALES), lambda request: request.spec.running.video, "no video is made"),
+    Dependence(_guidance("audio", *GUIDANCE_SCALES), lambda request: request.spec.running.audio, "no audio is made"),
+    Dependence(_guidance("audio", *GUIDANCE_SCALES), lambda request: request.spec.audio is None, GIVEN),
     Dependence(
         tuple(key for stream in STREAMS for key in _guidance(stream, "modality_scale")),
         lambda request: all(request.spec.running),

@@ -10,7 +10,7 @@ from ltx2_cli.request.layers import ConfigLayer, flatten, keys, type_of
 from ltx2_cli.request.spelling import NAMES
 from ltx2_cli.request.yaml import Values, parse
 
-PREFIX = "LTX2_"  # begins the variables
+VARIABLE_PREFIX = "LTX2_"  # begins the variables
 CLOSE = 0.8  # all variables begin alike
 
 
@@ -18,7 +18,7 @@ def read_environment(variables: Mapping[str, str]) -> Values:
     """Values of the variables `LTX2_KEY`, with `__` for the dots of the key: texts verbatim, other values as YAML.
     Variables of other programs are left out. Raises `UsageError` as `flatten`."""
     values: Values = {}
-    for variable in sorted(name for name in variables if name.startswith(PREFIX)):
+    for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
         key, text = _key(variable), variables[variable]
         if type_of(key) is None:
             continue
@@ -33,7 +33,7 @@ def read_environment(variables: Mapping[str, str]) -> Values:
 def foreign_variables(variables: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable `LTX2_...` without a key, with the nearest variable that has one."""
     known = [variable_name(key) for key in (*keys(), *NAMES)]
-    for variable in sorted(name for name in variables if name.startswith(PREFIX)):
+    for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
         if type_of(_key(variable)) is None:
             closest = get_close_matches(variable, known, 1, CLOSE)
             nearest = f"; closest: {closest[0]}" if closest else ""
@@ -41,10 +41,10 @@ def foreign_variables(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _key(variable: str) -> str:
-    name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+    name = variable.removeprefix(VARIABLE_PREFIX).lower().replace("__", ".")
     return NAMES.get(name, name)
 
 
 def variable_name(key: str) -> str:
     """The environment variable of a dotted key."""
-    return PREFIX + key.replace(".", "__").upper()
+    return VARIABLE_PREFIX + key.replace(".", "__").upper()

@@ -95,7 +95,7 @@ def flatten_valid(layer: ConfigLayer) -> tuple[Values, dict[str, UsageError]]:
     return values, errors
 
 
-def build(values: Values) -> RunSpec:
+def spec_from_values(values: Values) -> RunSpec:
     """Build the request of values by dotted key, as `flatten` returns them; other keys are left out."""
     spec: RunSpec = _build(RunSpec, values, "")
     return spec

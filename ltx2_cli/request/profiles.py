@@ -13,15 +13,15 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import (
     ASKED,
     ConfigLayer,
-    build,
     flatten,
     read_file,
     read_setting,
+    spec_from_values,
     spec_values,
     unknown_name_error,
 )
 from ltx2_cli.request.spec import RunSpec, ShardingSpec
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.request.validation import validate
 from ltx2_cli.request.yaml import Values, dump
 
@@ -40,9 +40,9 @@ CACHE = "compile_cache"  # never read from a file: compiled programs are code, a
 OUTPUT_KEYS = ("output", "save_latents", "base_output_directory")  # not repeated from a record
 FILE, ENVIRONMENT, FLAG = "file", "environment", "flag"  # origins of values
 PROVENANCE = "provenance"  # section of a record that is not part of the request
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
-SINGLE_FILE, GGUF = ".safetensors", ".gguf"
-DENOISERS = "diffusion_models"  # the folder of a model's denoiser, where the model is split into several files
+MODEL_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.safetensors)?(@[^@\s]+)?")
+SAFETENSORS, GGUF = ".safetensors", ".gguf"
+DENOISER_FOLDER = "diffusion_models"  # the folder of a model's denoiser, where the model is split into several files
 PUBLISHED_LAYERS = 48  # blocks of the published transformers; `stg_blocks` of a profile counts among these
 GEMMA = "Lightricks/gemma-3-12b-it-qat-q4_0-unquantized"  # text encoder of every release, in an ungated repository
 
@@ -105,7 +105,7 @@ def validated_spec(asked: RequestLayers) -> RunSpec:
 def build_spec(asked: Values) -> RunSpec:
     """Build the request of these values and of the profiles that they name, without validation."""
     published = {key: value for key, value in _profile_values(asked).items() if not _is_of_recipe(key)}
-    return build({**default_values(), **published, **asked})
+    return spec_from_values({**default_values(), **published, **asked})
 
 
 def origins(asked: RequestLayers, complete: RunSpec, model_version: str | None) -> dict[str, str]:
@@ -130,7 +130,7 @@ def complete_spec(
     if spec.sharding.profile == AUTO:
         asked = {key: value for key, value in asked.items() if key in spec.asked or not key.startswith(SECTION)}
         asked["sharding.profile"] = sharding
-    return replace(build({**_profile_values(asked, model_version, layers), **asked}), asked=spec.asked)
+    return replace(spec_from_values({**_profile_values(asked, model_version, layers), **asked}), asked=spec.asked)
 
 
 def recipe_defaults(
@@ -138,12 +138,12 @@ def recipe_defaults(
 ) -> RunSpec:
     """The profiles of `spec` with this recipe, and nothing else set."""
     named = {"model": spec.model, "recipe": recipe, "compat": spec.compat, "sharding.profile": AUTO}
-    return build({**_profile_values(named, model_version, layers), **named})
+    return spec_from_values({**_profile_values(named, model_version, layers), **named})
 
 
 def read_sharding(name: str) -> ShardingSpec:
     """The sharding profile `name`, or that in a YAML file."""
-    return build({**default_values(), **_profile("sharding", name)}).sharding
+    return spec_from_values({**default_values(), **_profile("sharding", name)}).sharding
 
 
 @cache
@@ -263,10 +263,12 @@ def _unpublished_model(model: str) -> Values:
     `UsageError` for a name that is none of them."""
     place = expanduser(model)
     path = Path(place)
-    if path.is_dir() or (path.is_file() and path.suffix == SINGLE_FILE) or REPOSITORY.fullmatch(model):
+    if path.is_dir() or (path.is_file() and path.suffix == SAFETENSORS) or MODEL_REPOSITORY.fullmatch(model):
         last = checkpoint_names(place)[-1]
-        text = {"text_encoder": GEMMA} if last.endswith(SINGLE_FILE) and Path(place).parent.name != DENOISERS else {}
-        return {"checkpoint": place, "model_name": last.removesuffix(SINGLE_FILE), **text}
+        text = (
+            {"text_encoder": GEMMA} if last.endswith(SAFETENSORS) and Path(place).parent.name != DENOISER_FOLDER else {}
+        )
+        return {"checkpoint": place, "model_name": last.removesuffix(SAFETENSORS), **text}
     if model.partition("@")[0].endswith(GGUF):
         hint = f"{typed('transformer', model)} takes it, beside a model with the other networks"
         raise UsageError(f"`{model}` holds the denoiser alone, as every GGUF file", hint)
@@ -296,7 +298,7 @@ def _config_values(file: ConfigLayer, flags: Values) -> tuple[Values, set[str]]:
     if renamed and not isinstance(asked, list):
         raise UsageError(
             f"{file.source}this record does not list what was asked for, so its {min(renamed)} cannot be replaced",
-            f"leave {option(PROFILE_KEYS[min(renamed)])} out, or start from its prompt: {option('prompt')}",
+            f"leave {option_name(PROFILE_KEYS[min(renamed)])} out, or start from its prompt: {option_name('prompt')}",
         )
     kept = {str(key) for key in asked} if isinstance(asked, list) else set[str]()
     if renamed - {"sharding"}:

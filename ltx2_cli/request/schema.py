@@ -15,8 +15,8 @@ from ltx2_cli.request.validation import RANGES, sampler_names
 from ltx2_cli.request.yaml import key_lines
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
-COMMENT = re.compile(r"\s#\s+(.*)")
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+YAML_COMMENT = re.compile(r"\s#\s+(.*)")
 Schema = dict[str, Any]
 
 
@@ -73,12 +73,12 @@ def _schema(kind: Any) -> Schema:
         return {"type": "array", "items": _schema(arguments[0]), **size}
     if get_origin(kind) is dict:
         return {"type": "object", "additionalProperties": _schema(arguments[1])}
-    return {"type": TYPES[kind]}
+    return {"type": JSON_TYPES[kind]}
 
 
 def _descriptions() -> dict[str, str]:
     """The comment behind each key of `default.yaml`."""
     text = (configs() / "default.yaml").read_text(encoding="utf-8")
     lines = text.splitlines()
-    comments = {key: COMMENT.search(lines[line - 1]) for key, line in key_lines(text).items()}
+    comments = {key: YAML_COMMENT.search(lines[line - 1]) for key, line in key_lines(text).items()}
     return {key: comment[1] for key, comment in comments.items() if comment}

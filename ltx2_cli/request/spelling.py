@@ -63,7 +63,7 @@ def spelled_for(spelling: Spelling) -> Iterator[None]:
         _stack.pop()
 
 
-def option(key: str) -> str:
+def option_name(key: str) -> str:
     """The spelling of a key or part `KEY/PART`: `--height`, `--set height`, or `height`."""
     spelling, whole = _stack[-1], key.partition("/")[0]
     return spelling.options.get(key) or (f"--set {whole}" if spelling.sets(whole) else whole)

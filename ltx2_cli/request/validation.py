@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
-from ltx2_cli.request.spelling import of_condition, option, short_name, typed
+from ltx2_cli.request.spelling import of_condition, option_name, short_name, typed
 
 SAMPLERS = Path(__file__).parents[1] / "diffusion" / "samplers"  # a file each
 MAX_STEPS = 1000
@@ -226,7 +226,8 @@ def _wrong_references(spec: RunSpec) -> Iterator[str]:
 def _wrong_clips(spec: RunSpec) -> Iterator[str]:
     clips = [condition for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.audio:
-        yield f"{clips[0].path} has audio of its own, and {spec.audio.path} is given; nearest: no {option('audio')}"
+        nearest = f"no {option_name('audio')}"
+        yield f"{clips[0].path} has audio of its own, and {spec.audio.path} is given; nearest: {nearest}"
     if len(clips) > 1:
         yield f"{clips[0].path} and {clips[1].path} are both to be changed; nearest: one of them"
     for clip in clips:
@@ -240,7 +241,7 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
 
 def _wrong_streams(spec: RunSpec) -> Iterator[Problem]:
     if spec.audio and spec.streams != "both":
-        off = option("streams/video" if spec.running.video else "streams/audio")
+        off = option_name("streams/video" if spec.running.video else "streams/audio")
         yield "audio", f"the audio {spec.audio.path} is for a clip with a video that follows it; leave out {off}"
     clips = [condition.path for condition in spec.conditions if condition.kind == "clip"]
     if clips and spec.streams != "both":
@@ -250,7 +251,7 @@ def _wrong_streams(spec: RunSpec) -> Iterator[Problem]:
         )
     elif spec.conditions and not spec.running.video:
         condition = spec.conditions[0]
-        off = option("streams/audio")
+        off = option_name("streams/audio")
         yield "conditions", f"{condition.path} is to be seen, and no video is made; leave it out, or {off}"
 
 
@@ -284,7 +285,7 @@ def _wrong_files(spec: RunSpec) -> Iterator[Problem]:
     if spec.audio and not Path(expanduser(spec.audio.path)).exists():
         yield "audio", f"there is no audio {spec.audio.path}; check the path"
     if spec.initial_noise and (videos := spec.num_videos * len(spec.seed or (0,))) > 1:
-        nearest = f"{typed('num_videos', 1)} and one {option('seed')}"
+        nearest = f"{typed('num_videos', 1)} and one {option_name('seed')}"
         yield "initial_noise", f"a noise file starts one video, {videos} are asked for; nearest: {nearest}"
 
 

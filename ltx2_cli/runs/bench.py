@@ -10,8 +10,7 @@ from ltx2_cli.artifacts.files import Output, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct
 from ltx2_cli.chips import chip
 from ltx2_cli.console import columns, counted_steps, print_out
-from ltx2_cli.core.bench import STEPS as BENCH_STEPS
-from ltx2_cli.core.bench import measure_steps, perf_facts
+from ltx2_cli.core.bench import DENOISER_STEPS, measure_steps, perf_facts
 from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import Report
@@ -20,10 +19,10 @@ from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.units import duration, quantity
 
-STEPS = 10  # measured steps, without --steps
+DEFAULT_STEPS = 10  # measured steps, without --steps
 Figures = dict[str, Any]
 
 
@@ -31,7 +30,7 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
     """Measure a request, print the figures, and write them into `files`, one or none. Raises `DoesNotFitError` before
     any work, with an alternative that fits, spelt by `typed`."""
     if "num_inference_steps" not in spec.asked and spec.sigmas is None:
-        spec = replace(spec, num_inference_steps=STEPS)
+        spec = replace(spec, num_inference_steps=DEFAULT_STEPS)
 
     with reserve(files):
         enable_compilation_cache(spec.compile_cache)
@@ -40,12 +39,14 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
         check_distinct(files, input_files(plan))
         if any(stage.placed_videos or stage.audio_conditions for stage in plan.stages):
             sentence = "steps are measured without what a clip is given"
-            image, *more, audio = map(option, ("conditions/image", "conditions/video", "conditions/reference", "audio"))
+            image, *more, audio = map(
+                option_name, ("conditions/image", "conditions/video", "conditions/reference", "audio")
+            )
             raise UsageError(sentence, f"leave out {', '.join([image, *more])} and {audio}")
         plan = check_fit(request, plan, typed)
         report.flush()
         timings, seconds = measure_steps(plan, report)
-        facts = perf_facts(plan, BENCH_STEPS)
+        facts = perf_facts(plan, DENOISER_STEPS)
         figures = [*stage_figures(estimate_plan(plan), seconds)]
         for file, _ in files:
             timings.write(file, facts)

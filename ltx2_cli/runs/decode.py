@@ -19,7 +19,7 @@ from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import check_shapes, latents_request
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 
-ENDINGS = (".mp4", ".wav", ".png")
+OUTPUT_ENDINGS = (".mp4", ".wav", ".png")
 FRAMES = "frames"
 UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "lora": [],
@@ -31,7 +31,7 @@ UNDENOISED: dict[str, object] = {  # values that decoding does not use
 OUTPUTS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
-def decode(
+def decode_clips(
     session: Session,
     path: Path,
     given: Mapping[str, object],
@@ -65,9 +65,10 @@ def decode(
                 check_frames(*folder, session.force)
             session.reserve(files)
     session.start()
-    from ltx2_cli.core.run import decode_file, load
+    from ltx2_cli.core.report import DECODE
+    from ltx2_cli.core.run import decode_file, open_components
     from ltx2_cli.estimate.fit import Request
-    from ltx2_cli.estimate.phases import DECODE, PHASES
+    from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=FIXED_BY_LATENTS)
@@ -78,7 +79,7 @@ def decode(
     report = session.measuring()
     audio = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
     streams = Streams({*kinds.values()} != {".wav"}, audio)
-    media = decode_file(plan, file.read(), load(plan), report, streams)
+    media = decode_file(plan, file.read(), open_components(plan), report, streams)
     if not session.hosts.first:
         return
     for path, kind in kinds.items():
@@ -110,8 +111,8 @@ def _kinds(names: Sequence[str]) -> dict[Path, str]:
         ending = path.suffix.lower()
         if name == "-":
             raise UsageError("output - is no file: stdout carries the paths of files", OUTPUTS)
-        folder = name.endswith("/") or not ending or (ending not in ENDINGS and path.is_dir())
-        if not folder and ending not in ENDINGS:
+        folder = name.endswith("/") or not ending or (ending not in OUTPUT_ENDINGS and path.is_dir())
+        if not folder and ending not in OUTPUT_ENDINGS:
             raise UsageError(f"output {path} is no kind of file that is written", OUTPUTS)
         if path in kinds:
             raise UsageError(f"{path} is named twice", "name each file once")

@@ -24,10 +24,10 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.errors import CommandError, RunError, UsageError
 from ltx2_cli.parallel.devices import device_memory, find_devices, install_command, is_tpu_absent, memory_fraction
 from ltx2_cli.request.profiles import configs, program_cache
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.runs.models import in_cache
 from ltx2_cli.units import quantity
-from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL
+from ltx2_cli.weights.published import CATALOG, FOLDER, MODEL_KIND
 
 if TYPE_CHECKING:  # importing jax takes long
     import jax
@@ -37,7 +37,7 @@ CODECS = ("libx264", "aac")
 UNUSED = "unset JAX_PLATFORMS; a new driver; end the process that holds it"
 ANOTHER_DEVICE = "drivers and libraries of the tested versions; if it stays, another device"
 ANOTHER_KERNEL = "another kernel: `ltx2 generate --set sharding.attention=xla`"
-WHOLE = (MODEL, FOLDER)  # kind and form of models with all that they need
+WHOLE = (MODEL_KIND, FOLDER)  # kind and form of models with all that they need
 HALF = 0.5  # of a GPU's memory that jax takes: with less, most clips do not fit
 
 
@@ -143,7 +143,7 @@ def check_folders() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("downloads", State.note, "HF_HUB_OFFLINE is set: nothing is downloaded", "unset HF_HUB_OFFLINE")
     try:
-        check_place(programs, option("compile_cache"), "FOLDER")
+        check_place(programs, option_name("compile_cache"), "FOLDER")
     except UsageError as error:
         yield Finding("cache", State.note, f"{error}; every run compiles again", "XDG_CACHE_HOME=FOLDER")
         return

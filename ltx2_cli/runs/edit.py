@@ -16,7 +16,7 @@ from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.request.validation import RANGES
 from ltx2_cli.runs.build_request import config_page, note_environment
 from ltx2_cli.runs.make import make
@@ -25,7 +25,7 @@ from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import check_trust
 
 ROUNDING = 1e-3  # of a frame
-SIDES = ("height", "width")
+HEIGHT_WIDTH = ("height", "width")
 NOT_KEPT: dict[str, object] = {"audio": None, "streams": "both"}  # of a record
 
 
@@ -69,7 +69,7 @@ class EditedClip:
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
-        replaced |= dict(zip(SIDES, self.video.frames.shape[1:3], strict=True)) | {"fps": self.fps}
+        replaced |= dict(zip(HEIGHT_WIDTH, self.video.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": None, **given}
         clip = [{"kind": "clip", "path": str(path), **condition}] if condition else []
@@ -124,7 +124,7 @@ def _open(edit: EditRequest) -> EditedClip:
     exact = isinstance(stated, int | float) and abs(stated - file.fps) < ROUNDING
     fps = asked if isinstance(asked, int | float) else (stated if exact else file.fps)
     video, step = read_whole_video(path, fps), RANGES["height"].step
-    size = dict(zip(SIDES, video.frames.shape[1:3], strict=True))
+    size = dict(zip(HEIGHT_WIDTH, video.frames.shape[1:3], strict=True))
     set_to = {text.partition("=")[0] for text in edit.settings}
     if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
@@ -161,7 +161,9 @@ def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int 
         raise UsageError(f"--seconds {seconds} is less than a frame", f"--seconds {1 / fps:.2f}s")
     if clip.references:
         sentence = f"{clip.video.path} followed references, which end with it, by an in-context LoRA"
-        raise UsageError(sentence, f"--set lora=[] goes on without, or name the LoRAs to go on with: {option('lora')}")
+        raise UsageError(
+            sentence, f"--set lora=[] goes on without, or name the LoRAs to go on with: {option_name('lora')}"
+        )
     most = clip.request(session).num_frames
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:

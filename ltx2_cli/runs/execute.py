@@ -8,12 +8,12 @@ from time import monotonic
 from ltx2_cli.artifacts.files import Output
 from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
 from ltx2_cli.core.bench import WARM_RUN, perf_facts
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.provenance import input_files, source_history
 from ltx2_cli.core.report import Timings
-from ltx2_cli.core.run import START, load, programs, state_from_latents, traced, warm_up
+from ltx2_cli.core.run import START, open_components, programs, state_from_latents, traced, warm_up
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import RunState, ignore_progress
@@ -46,7 +46,7 @@ def execute_request(
         return
     if settings.no_compile:
         session.resources.enter_context(forbid_compilation(programs(plan, product)))
-    components = load(plan)
+    components = open_components(plan)
     if drawn and not settings.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
     if not settings.warmup:
@@ -125,6 +125,6 @@ def go_on(
     timings, first = session.measuring(), not session.shown
     saver = RunSaver(run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every)
     history = tuple(source_history(file, spec.fps) for file in files)
-    execute(session, saver, load(plan), state_from_latents([file.read() for file in files], history))
+    execute(session, saver, open_components(plan), state_from_latents([file.read() for file in files], history))
     if first:  # the others find jax imported
         remember_run(session, plan, product, timings)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # importing jax takes long
     from ltx2_cli.core.state import RunState
     from ltx2_cli.plan.resolve import Plan
 
-WEIGHTS = "*.safetensors"
+WEIGHTS_GLOB = "*.safetensors"
 
 
 def is_done(spec: RunSpec) -> bool:
@@ -155,7 +155,7 @@ def _changed_weights(record: Mapping[str, Any], spec: RunSpec, made: int) -> Ite
     provenance = record.get(PROVENANCE)
     files = provenance.get("files") if isinstance(provenance, Mapping) else None
     if not files:
-        weights = (file for place in places for file in (place.rglob(WEIGHTS) if place.is_dir() else [place]))
+        weights = (file for place in places for file in (place.rglob(WEIGHTS_GLOB) if place.is_dir() else [place]))
         yield from (f"{file} is newer" for file in weights if _is_newer(file, made))
         return
     for name, recorded in files.items():

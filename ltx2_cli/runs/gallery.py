@@ -35,7 +35,7 @@ PAGE_NAME = "gallery.html"
 GENERATOR = b'<meta name="generator" content="ltx2 gallery">'
 MAX_EMBEDDED = 2**28  # bytes of clips in a page; browsers open such a page within seconds
 MAX_TIMINGS = 2**22  # bytes of a file that --perf-dump wrote; a step has about 70
-ELSEWHERE = {"prompt", "seed", ASKED, PROVENANCE, CACHE, *OUTPUT_KEYS}  # keys of a record that are no settings
+NOT_SETTINGS = {"prompt", "seed", ASKED, PROVENANCE, CACHE, *OUTPUT_KEYS}  # keys of a record that are no settings
 AUDIO_STEPS = 10  # a second, in place of frames, by which two audio tracks are compared
 INNER = re.compile(r"sharding\.(?!profile)")  # the mesh itself is in the provenance
 
@@ -154,7 +154,7 @@ def _command(path: Path) -> str:
 def _settings(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The values of a request that are not empty, by their dotted keys; then versions, devices and meshes."""
     provenance = record.get(PROVENANCE, {})
-    for key, value in _flat({key: value for key, value in record.items() if key not in ELSEWHERE}):
+    for key, value in _flat({key: value for key, value in record.items() if key not in NOT_SETTINGS}):
         if not INNER.match(key):
             yield key, value
     for key in ("ltx2", "jax", "devices", "meshes"):

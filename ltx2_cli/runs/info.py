@@ -12,13 +12,13 @@ from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.old_keys import read_condition
 from ltx2_cli.request.profiles import PROVENANCE
 from ltx2_cli.runs.inspect import FileFacts, inspect
-from ltx2_cli.runs.trust import WEIGHTS, files_named, weights_named
+from ltx2_cli.runs.trust import WEIGHTS_WORDS, files_named, weights_named
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.checkpoint import collect, raise_all
 from ltx2_cli.weights.digests import SHORT, short_hash
 from ltx2_cli.weights.tensors import shape_text
 
-REQUEST = (
+REQUEST_KEYS = (
     "prompt",
     "negative_prompt",
     "conditions",
@@ -30,7 +30,7 @@ REQUEST = (
     "sampler",
     "seed",
 )  # shown of a record
-UNKNOWN = "not to be told from its header"
+NOT_TOLD = "not to be told from its header"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
 Row = tuple[str, str]
 
@@ -54,7 +54,7 @@ def _lora_lines(facts: FileFacts) -> Iterator[str]:
     rows = [
         ("file", facts["file"]),
         ("size", f"{quantity(facts['bytes'])}, {' and '.join(facts['dtypes'])}"),
-        ("model version", facts["model_version"] or UNKNOWN),
+        ("model version", facts["model_version"] or NOT_TOLD),
         ("targets", f"{facts['pairs']}, each a pair of keys"),
         ("rank", _range(facts["ranks"])),
         ("alpha", alphas if alphas != "none" else "none: the strength alone scales it"),
@@ -90,7 +90,7 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
             yield "audio", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
     elif facts["kind"] == "audio":
         yield "length", f"{facts['seconds']:.2f} s at {facts['sample_rate']} Hz"
-    version = facts.get("model_version") or (UNKNOWN if "networks" in facts else None)
+    version = facts.get("model_version") or (NOT_TOLD if "networks" in facts else None)
     stated = {"model version": version, "stage": facts.get("stage"), "variant": facts.get("variant")}
     yield from ((key, value) for key, value in stated.items() if value)
     yield from ((axis, f"x{factor:g}") for axis, factor in (facts.get("upsamples") or {}).items())
@@ -107,14 +107,14 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
 
 def _record_rows(record: FileFacts) -> Iterator[Row]:
     """The main values of the request, and its provenance."""
-    for key in REQUEST:
+    for key in REQUEST_KEYS:
         if (value := record.get(key)) not in (None, "", []):
             text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
             yield key.replace("_", " "), " ".join(text.split())
     values, _ = flatten_valid(ConfigLayer("", {key: record[key] for key in record.keys() - {PROVENANCE, ASKED}}))
     for key, name in weights_named({**values, "lora": ()}):
         if name != values.get("model"):
-            yield WEIGHTS[key], name
+            yield WEIGHTS_WORDS[key], name
     yield from ((word, name) for word, name, _ in files_named({**values, "conditions": (), "audio": None}))
     provenance = read_provenance(record, "the record")
     yield "made with", ", ".join(f"{name} {version}" for name, version in provenance.versions.items())

@@ -11,23 +11,23 @@ from typing import Any
 from ltx2_cli.artifacts.files import read_limited, refuse_special
 from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
-from ltx2_cli.diffusion.latents import SIZE, open_latents
+from ltx2_cli.diffusion.latents import SIZE_KEYS, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
 from ltx2_cli.request.layers import read_text
-from ltx2_cli.request.profiles import PROVENANCE
+from ltx2_cli.request.profiles import GGUF, PROVENANCE, SAFETENSORS
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
 from ltx2_cli.weights.tensors import Tensor
 
-KNOWN = (
+INSPECTABLE = (
     "known are latents, mp4 videos, WAVs, records, checkpoints and files of their networks, LoRAs, latent upsamplers"
 )
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 DENOISER_PREFIX = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
-DENOISER_TENSOR = "patchify_proj.weight"  # one of them
+BARE_DENOISER_TENSOR = "patchify_proj.weight"  # one of them
 # Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
 NETWORK_FILES = {
     "model.embed_tokens.weight": (
@@ -56,30 +56,30 @@ def inspect(path: Path) -> FileFacts:
             return _tensors(files[0], path)
         names = ", ".join(file.name for file in files[:5])
         raise _unknown(path, f": it holds {len(files)} safetensors files, {names}" if files else "")
-    refuse_special(path, KNOWN)
+    refuse_special(path, INSPECTABLE)
     try:
         video, wav, tensors = is_video(path), is_wav(path), looks_like_safetensors(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", KNOWN) from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", INSPECTABLE) from error
     if video:
         clip = open_video(path)
         facts = {name: getattr(clip, name) for name in VIDEO_FACTS}
         return _clip("video", path, clip.metadata, {**facts, "latents": None})
     if wav:
         return _wav(path)
-    if tensors or path.suffix in (".safetensors", ".gguf"):
+    if tensors or path.suffix in (SAFETENSORS, GGUF):
         return _tensors(path, path)
     if path.suffix not in RECORDS:
         raise _unknown(path, "")
     try:
-        text = read_limited(path, MAX_TEXT, KNOWN).decode("utf-8")
+        text = read_limited(path, MAX_TEXT, INSPECTABLE).decode("utf-8")
     except UnicodeDecodeError:
         raise _unknown(path, ": it is not text") from None
     return {"kind": "record", "file": str(path), "record": _parsed(text, str(path))}
 
 
 def _unknown(path: Path, reason: str) -> UsageError:
-    return UsageError(f"{path} is nothing that is known here{reason}", KNOWN)
+    return UsageError(f"{path} is nothing that is known here{reason}", INSPECTABLE)
 
 
 def _tensors(path: Path, place: Path) -> FileFacts:
@@ -92,7 +92,7 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         file = open_latents(path)
         seconds = file.size[0] / file.fps if file.fps else None
         facts = {"fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": file.shapes._asdict()}
-        return _clip("latents", path, file.metadata, {**dict(zip(SIZE, file.size, strict=True)), **facts})
+        return _clip("latents", path, file.metadata, {**dict(zip(SIZE_KEYS, file.size, strict=True)), **facts})
     if any(FACTOR.fullmatch(name) for name in tensors):
         return {"kind": "lora", **lora_facts(open_lora(path))}
     if UPSAMPLER_TENSOR in tensors:
@@ -102,7 +102,7 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         factors = {"time": float(arch.upsampling.time), "space": arch.upsampling.up / arch.upsampling.down}
         stated = {"model_version": arch.model_version, "variant": None, "upsamples": factors}
         return {"kind": "latent upsampler", "file": str(place), **stated, **_weights({"latent_upsampler": files})}
-    if DENOISER_TENSOR in tensors or any(name.startswith(DENOISER_PREFIX) for name in tensors):
+    if BARE_DENOISER_TENSOR in tensors or any(name.startswith(DENOISER_PREFIX) for name in tensors):
         from ltx2_cli.models.open_checkpoint import lone_denoiser, open_file
 
         if version := lone_denoiser(files := TensorFiles(path)):
@@ -141,7 +141,7 @@ def _parsed(text: str, source: str) -> FileFacts:
     """A record. Raises `UsageError` for another text."""
     values = dict(read_text(text, source).values)
     if not isinstance(values.get(PROVENANCE), dict):
-        raise UsageError(f"{source} is no record of a clip: it does not say what it was `{PROVENANCE}`", KNOWN)
+        raise UsageError(f"{source} is no record of a clip: it does not say what it was `{PROVENANCE}`", INSPECTABLE)
     read_provenance(values, source)
     return values
 

@@ -19,17 +19,17 @@ from ltx2_cli.request.yaml import MAX_DEPTH, MAX_TEXT
 STDIN = "-"
 MAX_FILE = 2**26  # bytes
 MOST_READY = 100  # lines read ahead from a pipe
-WANTED = "a prompt or a JSON object of the request's keys a line, or a JSON array of such"
-COMMENT = "#"
+WANTED_JOBS = "a prompt or a JSON object of the request's keys a line, or a JSON array of such"
+COMMENT_MARK = "#"
 LINE_END = re.compile(r"\r\n|\r|\n")
-SPACE = re.compile(r"[ \t\r\n]*")
+WHITESPACE = re.compile(r"[ \t\r\n]*")
 JSON_TEXT = re.compile(r'"(?:\\.|[^"\\])*"(?P<rest>.*)', re.DOTALL)
 JSON_VALUE = re.compile(r"(null|true|false|-?\d+(\.\d+)?([eE][-+]?\d+)?),?")
 YAML_ITEM = re.compile(r"-(\s+(?P<item>.*)|-*$)|\.\.\.$")
 YAML_PAIR = re.compile(r"(?P<key>\w+)\s*:(\s+(?P<value>.*)|$)")
 NO_PROMPT = ("[", "]", "}", "```", "//", "/*")  # no prompt begins so, except as JSON
-KEYS = {*(field.name for field in fields(RunSpec)), *SIZE_SHORTHANDS, "steps"}
-EXAMPLE = '{"prompt": "a fox yawns", "seed": 7}'
+JOB_KEYS = {*(field.name for field in fields(RunSpec)), *SIZE_SHORTHANDS, "steps"}
+JOB_EXAMPLE = '{"prompt": "a fox yawns", "seed": 7}'
 LONGEST_EXAMPLE = 60  # characters of a line in a hint
 
 
@@ -55,28 +55,28 @@ def read_lines(source: str) -> Iterator[list[Line]]:
     try:
         yield [*_items(text, text.index(lines[0].text))]
     except json.JSONDecodeError as error:
-        hint = f"{WANTED}; a prompt that begins so is given as JSON: {_as_json(lines[0].text)}"
+        hint = f"{WANTED_JOBS}; a prompt that begins so is given as JSON: {_as_json(lines[0].text)}"
         raise UsageError(f"{path}, line {error.lineno}: this is no JSON array: {error.msg}", hint) from None
     except RecursionError:
-        raise UsageError(f"{path} is no JSON array of jobs: it is nested too deep", WANTED) from None
+        raise UsageError(f"{path} is no JSON array of jobs: it is nested too deep", WANTED_JOBS) from None
 
 
 def _read_text(path: Path) -> str:
     try:
-        text = read_limited(path, MAX_FILE, WANTED).decode("utf-8-sig")
+        text = read_limited(path, MAX_FILE, WANTED_JOBS).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise UsageError(f"{path} is not text in UTF-8", WANTED)
+        raise UsageError(f"{path} is not text in UTF-8", WANTED_JOBS)
     return text
 
 
 def _content(line: str) -> str:
     """A line without surrounding space; empty for a comment."""
     text = line.strip().removeprefix("\ufeff").strip()
-    return "" if text.startswith(COMMENT) else text
+    return "" if text.startswith(COMMENT_MARK) else text
 
 
 def _items(text: str, start: int) -> Iterator[Line]:
@@ -97,7 +97,7 @@ def _items(text: str, start: int) -> Iterator[Line]:
 
 
 def _skip_space(text: str, place: int) -> int:
-    match = SPACE.match(text, place)
+    match = WHITESPACE.match(text, place)
     return match.end() if match else place
 
 
@@ -118,7 +118,7 @@ def _read_stdin() -> Iterator[list[Line]]:
             yield ready
             line = lines.get()
     if errors:
-        raise UsageError(f"stdin cannot be read: {errors[0].strerror}", WANTED)
+        raise UsageError(f"stdin cannot be read: {errors[0].strerror}", WANTED_JOBS)
 
 
 def _enqueue(lines: "Queue[Line | None]", errors: list[OSError]) -> None:
@@ -143,7 +143,7 @@ def job_values(line: Line) -> dict[str, Any]:
     cannot be either."""
     text = line.text
     if len(text.encode(errors="surrogateescape")) > MAX_TEXT:
-        raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED)
+        raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED_JOBS)
     if text.startswith("{"):
         return _object(text)
     if quoted := JSON_TEXT.fullmatch(text):
@@ -157,12 +157,12 @@ def _object(text: str) -> dict[str, Any]:
         values = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is too deep, or has a huge number"
-        raise UsageError(f"this is no JSON object: {reason}", WANTED) from None
+        raise UsageError(f"this is no JSON object: {reason}", WANTED_JOBS) from None
     level: list[Any] = [values]
     for _ in range(MAX_DEPTH):
         level = [part for item in level for part in _parts(item)]
     if level:
-        raise UsageError(f"its values are nested more than {MAX_DEPTH} deep", WANTED)
+        raise UsageError(f"its values are nested more than {MAX_DEPTH} deep", WANTED_JOBS)
     return values
 
 
@@ -186,7 +186,7 @@ def _quoted(text: str, rest: str) -> dict[str, Any]:
     if rest.strip() == ",":
         raise UsageError("this is an item of a JSON array that is not whole", f"without the comma: {_cut(begun)}")
     if rest.lstrip().startswith(":"):
-        raise UsageError("this is a part of a JSON object, which is one line", f"for example: {EXAMPLE}")
+        raise UsageError("this is a part of a JSON object, which is one line", f"for example: {JOB_EXAMPLE}")
     try:
         return {"prompt": text if rest else json.loads(begun)}
     except ValueError:  # an escape that JSON has not
@@ -203,8 +203,8 @@ def _check_prompt(text: str) -> None:
         meant = _as_json(within["value"] or "") if within and within["key"] == "prompt" else _cut(item["item"] or "")
         hint = f"nearest: {meant}" if meant else "leave the line out"
         raise UsageError("this is YAML, and jobs are prompts or JSON", f"{hint}; a prompt like this: {_as_json(text)}")
-    if pair and pair["key"] in KEYS:
-        nearest = _as_json(pair["value"] or "") if pair["key"] == "prompt" else EXAMPLE
+    if pair and pair["key"] in JOB_KEYS:
+        nearest = _as_json(pair["value"] or "") if pair["key"] == "prompt" else JOB_EXAMPLE
         raise UsageError(
             f"`{pair['key']}:` is a key of a request, and jobs are prompts or JSON",
             f"nearest: {nearest}; a prompt like this: {_as_json(text)}",

@@ -27,7 +27,7 @@ def program_key(spec: RunSpec) -> str:
     return repr([shown, *(value for key, value in vars(spec).items() if key not in CONTENT_KEYS)])
 
 
-def in_order(shapes: Sequence[int]) -> list[int]:
+def order_by_shape(shapes: Sequence[int]) -> list[int]:
     """The indices of jobs, grouped by shape, beginning with the shape of the first job."""
     first = {shape: index for index, shape in reversed(list(enumerate(shapes)))}
     return sorted(range(len(shapes)), key=lambda index: first[shapes[index]])

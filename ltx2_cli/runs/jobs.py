@@ -31,10 +31,10 @@ from ltx2_cli.request.spelling import by_key, typed
 from ltx2_cli.runs.build_request import Layers, collect_layers, note_environment, sized_request
 from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files
 from ltx2_cli.runs.job_lines import Line, job_values
-from ltx2_cli.runs.job_order import in_order, own_seed, program_key
+from ltx2_cli.runs.job_order import order_by_shape, own_seed, program_key
 from ltx2_cli.runs.session import Session, system_error
 from ltx2_cli.runs.settings import RunSettings
-from ltx2_cli.runs.shard import AUTO, parse_shard
+from ltx2_cli.runs.shard import AUTO_SHARD, parse_shard
 
 DONE, SKIPPED, ELSEWHERE, FAILED, OPEN = "done", "skipped", "elsewhere", "failed", "to do"
 STATUSES = (DONE, SKIPPED, ELSEWHERE, FAILED, OPEN)
@@ -106,7 +106,7 @@ class Jobs:
         self.session, self.settings, layers = session, settings, settings.layers
         self.layers = replace(layers, settings=())
         self.shard = parse_shard(settings.shard)
-        if (settings.shard or "").startswith(AUTO):
+        if (settings.shard or "").startswith(AUTO_SHARD):
             session.report.note(f"--shard {self.shard}")
         self.name = parse_template(settings.names) if settings.names else None
         self.given = dict(settings.given)
@@ -139,7 +139,7 @@ class Jobs:
         for job in jobs:
             if job.done:
                 self.add(Result(job.line, SKIPPED, job.clips, job.seed))
-        return [jobs[index] for index in in_order([job.shape for job in jobs]) if not jobs[index].done]
+        return [jobs[index] for index in order_by_shape([job.shape for job in jobs]) if not jobs[index].done]
 
     def spec(self, job: Job) -> RunSpec:
         """The request of a job."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.diffusion.latents import SIZE, LatentsFile
+from ltx2_cli.diffusion.latents import SIZE_KEYS, LatentsFile
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.runs.build_request import Layers, build_request
 from ltx2_cli.runs.trust import Trust, check_trust
 from ltx2_cli.weights.tensors import shape_text
@@ -24,7 +24,7 @@ def latents_request(
     """The request that made the latents, or for a file without a record one of their size, for the devices found here.
     `replaced` overrides the record, `given` overrides both."""
     settings = layers.settings
-    size = dict(zip(SIZE, file.size, strict=True))
+    size = dict(zip(SIZE_KEYS, file.size, strict=True))
     if sized := {setting.partition("=")[0] for setting in settings} & size.keys():
         raise UsageError(f"{file.path} has a size of its own", f"leave --set {min(sized)} out")
     files = dict.fromkeys(("initial_noise", "save_latents", "output", "compile_cache"))
@@ -76,5 +76,5 @@ def check_shapes(file: LatentsFile, plan: "Plan", expected: Streams[tuple[int, .
             raise UsageError(
                 f"the {name} latents in {file.path} are {shape_text(actual)}; {plan.spec.model} at {fps:g} frames a"
                 f" second has {shape_text(shape)}",
-                f"another {option('model')}, or the {option('fps')} that they were made with",
+                f"another {option_name('model')}, or the {option_name('fps')} that they were made with",
             )

@@ -15,7 +15,7 @@ from ltx2_cli.artifacts.outputs import (
 )
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.runs.session import Session, synchronized
 from ltx2_cli.runs.settings import RunSettings
@@ -28,7 +28,7 @@ def make(
     Raises `UsageError` if its files cannot be written, `DoesNotFitError` before anything is downloaded."""
     with synchronized(session.hosts) as facts:
         if settings.preview and not spec.running.video:
-            hint = f"leave out --preview, or {option('streams/audio')}"
+            hint = f"leave out --preview, or {option_name('streams/audio')}"
             raise UsageError("--preview shows the video, and none is made", hint)
         facts |= {"preview": str(settings.preview)}  # all hosts make it together
     random = spec.seed is None
@@ -41,7 +41,7 @@ def make(
         for folder, flag in traces:
             check_place(folder, flag, "FOLDER")
         if spec.compile_cache not in (None, NO_CACHE):
-            check_place(user_path(spec.compile_cache), option("compile_cache"), "FOLDER")
+            check_place(user_path(spec.compile_cache), option_name("compile_cache"), "FOLDER")
         clips = [] if settings.warmup else [*outputs(spec, product), run_file(spec)]
         others = {"--perf-dump": settings.perf_dump, "--preview": settings.preview}
         files = [*clips, *(Output(path, flag) for flag, path in others.items() if path)] if session.hosts.first else []

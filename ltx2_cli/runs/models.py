@@ -9,12 +9,12 @@ from huggingface_hub import constants
 
 from ltx2_cli.console import fitted_columns, print_out, reporter
 from ltx2_cli.request.layers import read_file
-from ltx2_cli.request.profiles import GEMMA, configs, profile_names
+from ltx2_cli.request.profiles import GEMMA, SAFETENSORS, configs, profile_names
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import DEMO_FOLDER, cached_files
-from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL, TEXT_ENCODER, CatalogEntry
+from ltx2_cli.weights.published import CATALOG, IN_PACKAGE, MODEL_KIND, TEXT_ENCODER_KIND, CatalogEntry
 
-HEADINGS = {MODEL: "models", TEXT_ENCODER: "text encoders"}
+HEADINGS = {MODEL_KIND: "models", TEXT_ENCODER_KIND: "text encoders"}
 COLUMNS = ("model version", "recipe", "format", "size", "in the cache", "to download")
 RIGHT = (4, 6)  # columns of numbers, counted with the name before them
 
@@ -52,10 +52,10 @@ def _records() -> list[dict[str, Any]]:
 
 def in_cache(entry: CatalogEntry) -> tuple[int, bool]:
     """Bytes of an entry in the cache, and whether it is complete: no file and no network is missing."""
-    if entry.form == EMBEDDED:
+    if entry.form == IN_PACKAGE:
         return sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()), True
     files = cached_files(entry.name, entry.wanted)
-    parts = {file.name.rpartition("/")[0] for file in files if file.name.endswith(".safetensors")}
+    parts = {file.name.rpartition("/")[0] for file in files if file.name.endswith(SAFETENSORS)}
     return sum(file.size for file in files if file.cached), all(file.cached for file in files) and entry.parts <= parts
 
 

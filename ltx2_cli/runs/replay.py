@@ -19,7 +19,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.spec import RunSpec, Streams
-from ltx2_cli.request.spelling import option, typed
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.request.validation import CLIP_TYPES
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.latents import check_source
@@ -30,9 +30,9 @@ from ltx2_cli.weights.digests import HEADER, SHORT, digest, digests, header_dige
 if TYPE_CHECKING:
     from ltx2_cli.plan.resolve import Plan
 
-NAMES = "name an mp4 or WAV, its record (.yaml) or latents that ltx2 made"
-SIZE = ("height", "width", "num_frames", "fps")
-WEIGHTS = {
+NAME_A_CLIP = "name an mp4 or WAV, its record (.yaml) or latents that ltx2 made"
+SIZE_AND_RATE = ("height", "width", "num_frames", "fps")
+WEIGHTS_KEYS = {
     *("model", "checkpoint", "text_encoder", "transformer", "lora", "recipe", "initial_noise"),
     *("second_stage.upsampler", "second_stage.lora"),
 }
@@ -101,7 +101,7 @@ def replay(
         facts |= request_facts(replace(spec, output=None, save_latents=None)) | {"stage": clip.stage}
         facts |= file_facts([source[0].path] if source else [])
     session.start()
-    from ltx2_cli.core.run import START, load, state_from_latents
+    from ltx2_cli.core.run import START, open_components, state_from_latents
     from ltx2_cli.core.write import write
     from ltx2_cli.estimate.fit import Request
     from ltx2_cli.plan.stages import InitialLatents
@@ -120,7 +120,7 @@ def replay(
     start, report = START, session.measuring()
     if source:
         start = state_from_latents([source[0].read()], (provenance.source_history(*source),))
-    for path, findings in write(plan, load(plan), report, product, start):
+    for path, findings in write(plan, open_components(plan), report, product, start):
         if kept:
             session.show(path, findings)
         if verify:
@@ -148,9 +148,9 @@ def read_clip(path: Path) -> RecordedClip:
     """The record in or beside `path`. Raises `UsageError` if it is missing or damaged."""
     facts = inspect(path)
     if "record" not in facts:
-        raise UsageError(f"{path} is no clip", NAMES)
+        raise UsageError(f"{path} is no clip", NAME_A_CLIP)
     if (record := facts["record"]) is None:
-        raise UsageError(f"{path} does not say what made it: another program wrote or changed it", NAMES)
+        raise UsageError(f"{path} does not say what made it: another program wrote or changed it", NAME_A_CLIP)
     history = provenance.read_provenance(record, str(path))
     stage = facts.get("stage") or [FINAL, *history.latents][-1]
     if facts["kind"] == "latents":
@@ -162,7 +162,7 @@ def read_clip(path: Path) -> RecordedClip:
 
 def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:
     """Raise `UsageError` for keys that cannot be changed."""
-    for key in SIZE if clip.provenance.source else ():
+    for key in SIZE_AND_RATE if clip.provenance.source else ():
         if key in changed:
             raise UsageError(
                 f"{clip.path} went on from latents, and {key} follows from theirs",
@@ -204,8 +204,8 @@ def weight_changes(clip: RecordedClip, plan: "Plan", changed: Collection[str], a
         current = headers if content.startswith(HEADER) else contents
         if content not in current.values():
             changes.append(f"{name} was {short_hash(content)}, is {short_hash(current.get(name, 'not used'))}")
-    if changes and not (any_weights or WEIGHTS & set(changed)):
-        others = f"{option('model')}, {option('lora')} and others name others"
+    if changes and not (any_weights or WEIGHTS_KEYS & set(changed)):
+        others = f"{option_name('model')}, {option_name('lora')} and others name others"
         hint = f"--any-weights goes on with those that are here; {others}"
         raise UsageError(f"{clip.path} was made of other files: {'; '.join(changes)}", hint)
     if unread := [name for name, content in recorded.items() if content.startswith(HEADER)]:

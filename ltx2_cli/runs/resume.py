@@ -9,7 +9,7 @@ from pathlib import Path
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.core.provenance import environment_changes, input_files, read_provenance
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import SavedRun, open_saved_run
 from ltx2_cli.errors import UsageError
@@ -18,7 +18,7 @@ from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import merge_layers
 from ltx2_cli.request.spec import NO_CACHE, RunSpec
-from ltx2_cli.request.spelling import option
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.runs.execute import execute
 from ltx2_cli.runs.finished_clips import owned_files
 from ltx2_cli.runs.preflight import FIXED_BY_RUN, agreed_plan
@@ -60,7 +60,7 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
         session.report.note(f"in {kept.folder}, where it was begun")
     report, every = session.measuring(), kept.every if every is None else every
     saver = RunSaver(kept.path, plan, kept.goal, report, True, every, written=0)
-    execute(session, saver, load(plan), progress)
+    execute(session, saver, open_components(plan), progress)
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
@@ -69,7 +69,7 @@ def moved_outputs(spec: RunSpec, kept: SavedRun, given: Mapping[str, str]) -> di
     `given` keys are left out. Raises `UsageError` for a path outside of the folder of that file."""
     here = kept.path.parent.resolve()
     started = os.path.join(kept.folder, run_file(spec).path.parent)
-    flags = {"save_latents": option("save_latents")} if spec.save_latents and "save_latents" not in given else {}
+    flags = {"save_latents": option_name("save_latents")} if spec.save_latents and "save_latents" not in given else {}
     if kept.goal.product is Product.clips and "output" not in given:
         flags["output" if spec.output else "base_output_directory"] = "-o"
     moved = {}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STARTED = monotonic()  # when the program was started
 MOST_FLAWS = 1000  # remembered
-MOST = 4  # files named in the message; of more, their number
+MOST_FILES = 4  # files named in the message; of more, their number
 FINISHED = (0, MediaCheckError.exit_code)  # all clips are written
 REFUSALS: dict[int, type[CommandError]] = {error.exit_code: error for error in (UsageError, DoesNotFitError, RunError)}
 Facts = dict[str, str]
@@ -113,7 +113,7 @@ class Session:
         """Report the written files, time and memory; with --json, print the result. Raises `MediaCheckError` for flaws,
         with --strict."""
         names = [str(file.path) for file in written]
-        files = ", ".join(names) if len(names) <= MOST else f"{len(names)} files"
+        files = ", ".join(names) if len(names) <= MOST_FILES else f"{len(names)} files"
         host, device = peak_bytes()
         memory = f"{host / 1e9:.1f} GB of memory" + (f", {device / 1e9:.1f} GB of a device" if device else "")
         done = f"{f'wrote {files}' if names else 'done'} in {monotonic() - self.began:.1f} s"

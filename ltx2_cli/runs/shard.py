@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ltx2_cli.errors import UsageError
 
-AUTO = "auto"
-INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an Indexed Job; no variable has their number
-EXAMPLE = "for example: --shard 0/4, the first of four"
+AUTO_SHARD = "auto"
+KUBERNETES_INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an Indexed Job; no variable has their number
+SHARD_EXAMPLE = "for example: --shard 0/4, the first of four"
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ def parse_shard(text: str | None) -> Shard:
         return Shard()
     match = re.fullmatch(r"(\d{1,6}|auto)/(\d{1,6})|auto", text)
     if match is None:
-        raise UsageError(f"--shard {text!r} is not I/N and not `{AUTO}`", EXAMPLE)
+        raise UsageError(f"--shard {text!r} is not I/N and not `{AUTO_SHARD}`", SHARD_EXAMPLE)
     index, count = match.groups()
-    if text.startswith(AUTO):
+    if text.startswith(AUTO_SHARD):
         return _automatic(int(count) if count else None)
     return _checked(int(index), int(count))
 
@@ -46,13 +46,17 @@ def _automatic(count: int | None) -> Shard:
     """The shard of this task or pod; `count` is N of `auto/N`."""
     if shard := _slurm():
         if count not in (None, shard.count):
-            raise UsageError(f"--shard {AUTO}/{count}, but SLURM starts {shard.count} workers", f"--shard {AUTO}")
+            raise UsageError(
+                f"--shard {AUTO_SHARD}/{count}, but SLURM starts {shard.count} workers", f"--shard {AUTO_SHARD}"
+            )
         return shard
-    if (index := _number(INDEX)) is None:
-        sentence = f"--shard {AUTO} is for SLURM and Indexed Jobs of Kubernetes; elsewhere it is --shard I/N"
-        raise UsageError(sentence, EXAMPLE)
+    if (index := _number(KUBERNETES_INDEX)) is None:
+        sentence = f"--shard {AUTO_SHARD} is for SLURM and Indexed Jobs of Kubernetes; elsewhere it is --shard I/N"
+        raise UsageError(sentence, SHARD_EXAMPLE)
     if count is None:
-        raise UsageError(f"--shard {AUTO}: Kubernetes does not say how many pods there are", "--shard auto/COMPLETIONS")
+        raise UsageError(
+            f"--shard {AUTO_SHARD}: Kubernetes does not say how many pods there are", "--shard auto/COMPLETIONS"
+        )
     return _checked(index, count)
 
 
@@ -66,7 +70,7 @@ def _slurm() -> Shard | None:
         return Shard(index, count)
     rank = _number("SLURM_PROCID")
     if not rank and "SLURM_STEP_ID" not in os.environ:  # a batch script is task 0 of its job, and runs once
-        sentence = f"--shard {AUTO}: this job has {tasks} tasks, and `srun` did not start this one"
+        sentence = f"--shard {AUTO_SHARD}: this job has {tasks} tasks, and `srun` did not start this one"
         raise UsageError(sentence, "type `srun` before the command, or --shard I/N")
     return _checked(index * tasks + (rank or 0), count * tasks)
 
@@ -75,10 +79,12 @@ def _place_in_array(task: int) -> tuple[int, int]:
     """The index of a task of a job array, and their number. Raises `UsageError` for uneven steps."""
     first, last, count, step = (_number(f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "COUNT", "STEP"))
     if not count:
-        raise UsageError(f"--shard {AUTO}: SLURM_ARRAY_TASK_COUNT is not set", EXAMPLE)
+        raise UsageError(f"--shard {AUTO_SHARD}: SLURM_ARRAY_TASK_COUNT is not set", SHARD_EXAMPLE)
     tasks = range(first or 0, (first or 0) + count * (step or 1), step or 1)
     if task not in tasks or last not in (None, tasks[-1]):
-        sentence = f"--shard {AUTO}: the {count} tasks of the array are not in steps of {tasks.step} from {tasks[0]}"
+        sentence = (
+            f"--shard {AUTO_SHARD}: the {count} tasks of the array are not in steps of {tasks.step} from {tasks[0]}"
+        )
         raise UsageError(sentence, "such as sbatch --array=0-3, or --shard I/N")
     return tasks.index(task), count
 
@@ -87,5 +93,5 @@ def _number(name: str) -> int | None:
     """A variable's number."""
     text = os.environ.get(name, "")
     if text and not re.fullmatch(r"\d{1,9}", text):
-        raise UsageError(f"--shard {AUTO}: {name} is {text!r}, not a number", EXAMPLE)
+        raise UsageError(f"--shard {AUTO_SHARD}: {name} is {text!r}, not a number", SHARD_EXAMPLE)
     return int(text) if text else None

@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ltx2_cli.estimate.phases import DECODE, DENOISE, REFINE, UPSAMPLE, host_bytes
+from ltx2_cli.core.advice import UPSAMPLE
+from ltx2_cli.core.report import DECODE, DENOISE
+from ltx2_cli.estimate.phases import REFINE, host_bytes
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan

@@ -30,8 +30,8 @@ from ltx2_cli.runs.job_order import own_seed
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.session import Session
 
-EXAMPLE = "for example: --vary guidance_scale=2,3,4"
-SILENCE = np.empty((0, 2), np.float32)
+VARY_EXAMPLE = "for example: --vary guidance_scale=2,3,4"
+NO_SAMPLES = np.empty((0, 2), np.float32)
 
 
 class Varied(NamedTuple):
@@ -50,7 +50,7 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_
     check_once(varied)
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
-        raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", EXAMPLE)
+        raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", VARY_EXAMPLE)
     place = Path(base.base_output_directory or "", slug(base.prompt) or "sweep")
     sheet = user_path(sheet_path or place.with_name(f"{place.name}-sweep.png"))
     if sheet.suffix.lower() != ".png":  # nor is it a clip, its record or its latents then
@@ -75,7 +75,7 @@ def parse_varied(text: str) -> Varied:
     except yaml.YAMLError:
         parsed = []
     if not parsed or not name:
-        raise UsageError(f"--vary {text!r} is not KEY=VALUE,VALUE...", EXAMPLE)
+        raise UsageError(f"--vary {text!r} is not KEY=VALUE,VALUE...", VARY_EXAMPLE)
     name = name.replace("-", "_")
     if name not in (known := [*SIZE_SHORTHANDS, *NAMES]) and "." not in name:
         raise unknown_name_error("option", name, known, f"; {ALL_KEYS}", "--vary: ")
@@ -134,4 +134,4 @@ def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path, content: str
 
 def _read(clip: Path) -> Media:
     file = open_video(clip)
-    return Media(read_video(clip, file.fps, file.num_frames, from_end=False).frames, SILENCE, file.fps, 1)
+    return Media(read_video(clip, file.fps, file.num_frames, from_end=False).frames, NO_SAMPLES, file.fps, 1)

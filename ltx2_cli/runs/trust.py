@@ -18,7 +18,7 @@ from ltx2_cli.weights.hub import EMBEDDED, weights_here
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
-WEIGHTS = {  # keys, in words
+WEIGHTS_WORDS = {  # keys, in words
     "checkpoint": "checkpoint",
     "text_encoder": "text encoder",
     "transformer": "denoiser",
@@ -34,7 +34,7 @@ def weights_named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Weights in a request that its model's profile does not name: dotted key and name."""
     model = values.get("model")
     usual = spec_values(build_spec({"model": model})) if model in profile_names("model") else {}
-    for key in WEIGHTS:
+    for key in WEIGHTS_WORDS:
         yield from ((key, name) for name in _listed(values.get(key)) if name not in _listed(usual.get(key)))
 
 
@@ -82,7 +82,7 @@ def _strange(values: Values, stated: Collection[str]) -> Iterator[str]:
         local = address.startswith(("/", ".", "~")) or (is_lora and "/" not in address)  # else it may be a repository
         absent = address in PUBLISHED or (local and not user_path(address).exists())  # and refused for that
         if not (absent or any(_is_stated(file, stated) for file in weights_here(address))):
-            yield f"the {WEIGHTS[key]} {name}"
+            yield f"the {WEIGHTS_WORDS[key]} {name}"
     for word, name, sha256 in files_named(values):
         if sha256 is None and user_path(name).exists() and not _is_stated(user_path(name), stated):
             yield f"the {word} {name}"

@@ -12,7 +12,7 @@ from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.spelling import option, short_name, typed
+from ltx2_cli.request.spelling import option_name, short_name, typed
 from ltx2_cli.request.validation import validate
 from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import latents_request
@@ -25,7 +25,7 @@ FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta", "image_strengt
 SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 
-def upsample(
+def upsample_clips(
     session: Session,
     paths: Sequence[Path],
     given: Mapping[str, object],
@@ -85,8 +85,9 @@ def _groups(files: Sequence[LatentsFile], given: Collection[str], product: Produ
     if "output" in given or product is Product.latents:
         return [list(files)]
     if "save_latents" in given and len(named) > 1:
+        several = ", ".join(str(file.path) for file in files)
         raise UsageError(
-            f"{option('save_latents')} is one name, and {', '.join(str(file.path) for file in files)} have several",
+            f"{option_name('save_latents')} is one name, and {several} have several",
             "-o FILE too, to name all by their seeds; or upsample them one by one",
         )
     return list(named.values())

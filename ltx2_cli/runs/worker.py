@@ -12,20 +12,21 @@ from typing import TypeVar
 
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import LOAD, Timings
-from ltx2_cli.core.run import START, advance, load, with_contexts
+from ltx2_cli.core.run import START, advance, open_components, with_contexts
 from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.fit import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
+from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.conditions import read_input_videos
-from ltx2_cli.plan.inputs import CONNECTORS, DENOISER, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
+from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.execute import resumable, run_plan
@@ -39,7 +40,7 @@ TEXTS_AT_ONCE = 100  # jobs whose text is read before a denoiser is loaded: 25 M
 CLIPS_AT_ONCE = 8  # denoised before one is decoded, if networks take turns in memory
 MOST_WARNINGS = 1000  # not repeated
 GOAL = RunGoal(Product.clips, source=None)
-DENOISERS, TEXT = (DENOISER, STAGE2_DENOISER), ("text_encoder", CONNECTORS, STAGE2_CONNECTORS)
+DENOISERS, TEXT_NETWORKS = (DENOISER, STAGE2_DENOISER), (TEXT_ENCODER, CONNECTORS, STAGE2_CONNECTORS)
 FAILURES = (UsageError, DoesNotFitError, RunError)  # of a job; the batch goes on
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class Worker:
         """Encode the text of all runs, each prompt once. Networks that fit into memory together stay there from here
         on."""
         if self.components is None:
-            self.components = load(runs[0].plan)
+            self.components = open_components(runs[0].plan)
         first = {run.job.shape: run for run in runs}.values()
         together = all(map(_fit_together, first))
         if self.jobs.settings.piped and not together:
@@ -140,7 +141,7 @@ class Worker:
         names = {name for run in runs for name in run.plan.networks.present()} | {STAGE2_DENOISER}
         self._components_for(runs[0]).keep(names if together else ())
         texts = dict[tuple[object, ...], RunState]()
-        with self.components.keeping(TEXT if all(map(_text_fits_together, first)) else ()):
+        with self.components.keeping(TEXT_NETWORKS if all(map(_text_fits_together, first)) else ()):
             for run in runs:
                 plan = run.plan
                 connectors = tuple(stage.connectors for stage in plan.stages)

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from ltx2_cli.artifacts.files import refuse_special
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.weights.gguf_files import MAGIC, SUFFIX, read_gguf
-from ltx2_cli.weights.quantized_files import KNOWN, decode, find_quantized, row_scales
+from ltx2_cli.request.profiles import GGUF, SAFETENSORS
+from ltx2_cli.weights.gguf_files import MAGIC, read_gguf
+from ltx2_cli.weights.quantized_files import KNOWN_FORMATS, decode_quantized, find_quantized, row_scales
 from ltx2_cli.weights.tensors import LOST, MatrixType, Tensor
 
 MAX_JSON = 64_000_000  # bytes of a config or an index
@@ -45,7 +46,7 @@ class TensorFiles(dict[str, Tensor]):
             self.metadata |= metadata
         if wrong := count_and_list(find_quantized(self, self.metadata)):
             sentence = f"{place} holds quantised weights that cannot be read: {'; '.join(wrong)}"
-            raise UsageError(sentence, f"formats that are read: {KNOWN}")
+            raise UsageError(sentence, f"formats that are read: {KNOWN_FORMATS}")
 
     def config(self, absent: str, key: str = "config") -> dict[str, Any] | None:
         """The config in a single file's metadata, by default the JSON `absent`; None if it is no JSON object."""
@@ -79,7 +80,7 @@ class TensorFiles(dict[str, Tensor]):
             return stored
         before = blocks.start * encoding.block
         begin, end = (edge - before for edge in (window[1].start, window[1].stop))
-        return decode(name, tensor, rows, blocks, stored)[:, begin:end]
+        return decode_quantized(name, tensor, rows, blocks, stored)[:, begin:end]
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """The stored items of a tensor that `index` selects. Pages are read when they are first accessed."""
@@ -149,7 +150,7 @@ class Renaming:
 def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors or GGUF file and its metadata. Raises `UsageError` for a file that is damaged or
     neither of them."""
-    if _begin(path, len(LFS_POINTER)).startswith(MAGIC) or path.suffix == SUFFIX:
+    if _begin(path, len(LFS_POINTER)).startswith(MAGIC) or path.suffix == GGUF:
         return read_gguf(path), {}
     try:
         safe_open(path, "np")  # checks that the header is whole and that the file is as long as it says
@@ -183,7 +184,7 @@ def _begin(path: Path, size: int) -> bytes:
 
 def _files(place: Path | None, stems: tuple[str, ...]) -> list[Path]:
     """The files of a network: a single file, the shards of a folder's index, or the folder's only file."""
-    if place and place.is_file() and place.suffix not in (".safetensors", SUFFIX):
+    if place and place.is_file() and place.suffix not in (SAFETENSORS, GGUF):
         raise UsageError(f"{place} is no folder and no .safetensors or .gguf file", AGAIN)
     if place is None or not place.is_dir():
         return [place] if place else []

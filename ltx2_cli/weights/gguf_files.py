@@ -9,10 +9,10 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.weights.tensors import Encoding, Tensor
 
 ARCHITECTURE = "ltxv"  # `general.architecture` of files of LTX-Video and LTX-2
-SUFFIX, MAGIC = ".gguf", b"GGUF"
-PLAIN = ("F32", "F16", "BF16")
-PACKED = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
-MOST = 5  # tensors that a message names
+MAGIC = b"GGUF"
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK_TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+MOST_TENSORS = 5  # tensors that a message names
 
 
 def read_gguf(path: Path) -> dict[str, Tensor]:
@@ -33,15 +33,17 @@ def read_gguf(path: Path) -> dict[str, Tensor]:
     for tensor in reader.tensors:
         shape, dtype = tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type.name
         encoding = None
-        if dtype in PACKED and len(shape) == 2:
+        if dtype in BLOCK_TYPES and len(shape) == 2:
             encoding = Encoding(dtype, *GGML_QUANT_SIZES[tensor.tensor_type])
-        elif dtype not in PLAIN:
+        elif dtype not in FLOAT_TYPES:
             refused.append(f"{tensor.name} is {dtype}")
         tensors[tensor.name] = Tensor(shape, dtype, path, int(tensor.data_offset), encoding=encoding)
     if refused:
-        more = f" and {len(refused) - MOST} more" if len(refused) > MOST else ""
-        sentence = f"{path} holds {len(refused)} tensors of a type that is not read: {', '.join(refused[:MOST])}{more}"
-        raise UsageError(sentence, f"types that are read: {', '.join((*PLAIN, *PACKED))}")
+        more = f" and {len(refused) - MOST_TENSORS} more" if len(refused) > MOST_TENSORS else ""
+        sentence = (
+            f"{path} holds {len(refused)} tensors of a type that is not read: {', '.join(refused[:MOST_TENSORS])}{more}"
+        )
+        raise UsageError(sentence, f"types that are read: {', '.join((*FLOAT_TYPES, *BLOCK_TYPES))}")
     return tensors
 
 

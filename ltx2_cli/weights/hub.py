@@ -20,10 +20,10 @@ from ltx2_cli.units import quantity
 from ltx2_cli.weights.published import companions
 
 EMBEDDED, DEMO_FOLDER = "embedded", Path(__file__).parents[1] / "demo"  # the checkpoint in this package
-ELSEWHERE = "make room there, or set HF_HOME to a folder on another disk"
-INDEX = ".safetensors.index.json"
-TOKENS = "https://huggingface.co/settings/tokens"
-LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKENS}"
+MOVE_CACHE = "make room there, or set HF_HOME to a folder on another disk"
+INDEX_ENDING = ".safetensors.index.json"
+TOKEN_PAGE = "https://huggingface.co/settings/tokens"
+LOG_IN = f"set HF_TOKEN or run `hf auth login` with a token from {TOKEN_PAGE}"
 NO_HUB = "check the network or the proxy; the model `demo` needs none"
 TRY_AGAIN = "try again, or name a folder or a file on this machine"
 
@@ -163,7 +163,7 @@ def _snapshot(repo: _Repo) -> Path | None:
 
 def _shards(folder: Path) -> Iterator[str]:
     """The files that the indices in a folder name; a damaged index names none, and a run refuses it."""
-    for index in folder.rglob(f"*{INDEX}"):
+    for index in folder.rglob(f"*{INDEX_ENDING}"):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             files = json.loads(index.read_bytes())["weight_map"].values()
             yield from ((index.parent / file).relative_to(folder).as_posix() for file in files)
@@ -178,7 +178,7 @@ def check_disk_space(missing: Sequence[Download]) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         room = f"{cache} has room for {quantity(free)}"
-        raise UsageError(f"{quantity(needed)} are to be downloaded, and {room}", ELSEWHERE)
+        raise UsageError(f"{quantity(needed)} are to be downloaded, and {room}", MOVE_CACHE)
 
 
 @contextmanager
@@ -220,12 +220,12 @@ def _sentence_and_hint(error: BaseException, checkpoint: str) -> tuple[str, str]
         case _ if status == 429:
             return "the hub answers no more requests for now", f"wait some minutes, or {LOG_IN}"
         case errors.HfHubHTTPError() if status == 403 and token:
-            hint = f"give it read access to the repository, or to all gated ones you can access, at {TOKENS}"
+            hint = f"give it read access to the repository, or to all gated ones you can access, at {TOKEN_PAGE}"
             return f"your token may not read {repo.id}: {_first_line(error.server_message or error)}", hint
         case errors.HfHubHTTPError():
             pass
         case _ if (isinstance(error, OSError) and error.errno in DISK_FULL) or "No space left" in str(error):
-            return f"the disk with the cache is full: {constants.HF_HUB_CACHE}", ELSEWHERE
+            return f"the disk with the cache is full: {constants.HF_HUB_CACHE}", MOVE_CACHE
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() | errors.HTTPError():
             part = "only in part" if isinstance(error, errors.IncompleteSnapshotError) else "not"
             hint = "HF_HUB_OFFLINE is set: unset it" if constants.HF_HUB_OFFLINE else NO_HUB

@@ -66,7 +66,7 @@ def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
     return count_and_list(problems)
 
 
-def load(
+def load_weights(
     module: M,
     files: TensorFiles,
     place: Placement,

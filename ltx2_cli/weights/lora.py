@@ -13,15 +13,15 @@ import numpy as np
 
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import RunError, UsageError
+from ltx2_cli.request.profiles import SAFETENSORS
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
 from ltx2_cli.weights.tensors import FLOATS
 
-SUFFIX = ".safetensors"
 LEAVE_OUT = "name another LoRA, or none"
 TAKES = "a LoRA is a FILE, a FOLDER or REPO[/FILE], with a strength behind it or without: FILE:0.8"
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
+LORA_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
 MAX_FLOAT32 = 3e38
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
@@ -39,7 +39,7 @@ DIFFUSERS_CONFIG = "lora_adapter_metadata"  # the same in a file's metadata, its
 UNKNOWN_OPTIONS = ("use_dora", "use_rslora", "lora_bias", "alpha_pattern", "kasa_config")
 CHANGING_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that subtract from the weights
 # Elements of names that one model version has and the other has not, whichever way a file names them.
-MARKS = {
+VERSION_MARKS = {
     "ltx2": re.compile(r"(audio_)?caption_projection|aggregate_embed|text_proj_in"),
     "ltx2.3": re.compile(
         r"to_gate_logits|(audio_)?prompt_adaln(_single)?|(video|audio)_(aggregate_embed|text_proj_in)"
@@ -49,7 +49,7 @@ Keys = dict[str, list[str]]  # of a target: the names of its factors `a` and `b`
 MODULATION = re.compile(r"(audio_)?(adaln_single|time_embed)")
 MODULATION_ROWS = {6: "ltx2", 9: "ltx2.3"}  # that one embedding of the noise level becomes
 VERSION = re.compile(r"(?:^|ltx[-_ ]?)2\.([035])", re.IGNORECASE)
-VERSIONS = {"0": "ltx2", "3": "ltx2.3", "5": "ltx2.5"}  # the last two have the same linear layers
+LORA_VERSIONS = {"0": "ltx2", "3": "ltx2.3", "5": "ltx2.5"}  # the last two have the same linear layers
 VERSION_KEYS = ("model_version", "ss_base_model_version", "modelspec.architecture")
 
 
@@ -108,8 +108,8 @@ class LoraDelta:
 
 def open_lora(path: Path) -> LoraFile:
     """Open the LoRA of a .safetensors file. Raises `UsageError` with all parts of its header that cannot be applied."""
-    if path.suffix != SUFFIX:
-        raise UsageError(f"{path} is not a {SUFFIX} file", "a LoRA is a FILE, a FOLDER or REPO[/FILE]")
+    if path.suffix != SAFETENSORS:
+        raise UsageError(f"{path} is not a {SAFETENSORS} file", "a LoRA is a FILE, a FOLDER or REPO[/FILE]")
     try:
         files = TensorFiles(path)
     except UsageError as error:
@@ -189,7 +189,7 @@ def model_version(lora: LoraFile) -> str | None:
     """By the targets, which do not tell `ltx2.3` from `ltx2.5`, else by the metadata; None if unknown."""
     found = version_of({target: pair.shape for target, pair in lora.pairs.items()})
     stated = {match[1] for key in VERSION_KEYS if (match := VERSION.search(lora.files.metadata.get(key, "")))}
-    version = VERSIONS[stated.pop()] if len(stated) == 1 else None
+    version = LORA_VERSIONS[stated.pop()] if len(stated) == 1 else None
     return version if found is None or version == "ltx2.5" else found
 
 
@@ -197,7 +197,7 @@ def stated_version(lora: LoraFile) -> str | None:
     """The model version that the metadata or the name of a file states; None: neither does."""
     texts = [lora.files.metadata.get(key, "") for key in VERSION_KEYS]
     found = next(filter(None, map(VERSION.search, [*texts, lora.path.name])), None)
-    return VERSIONS[found[1]] if found else None
+    return LORA_VERSIONS[found[1]] if found else None
 
 
 def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
@@ -208,7 +208,9 @@ def version_of(shapes: Mapping[str, Sequence[int]]) -> str | None:
         if elements[-1] == "linear" and any(map(MODULATION.fullmatch, elements)):
             versions.add(MODULATION_ROWS.get(shape[0] // shape[1]))
         else:
-            marked = (version for element in elements for version, mark in MARKS.items() if mark.fullmatch(element))
+            marked = (
+                version for element in elements for version, mark in VERSION_MARKS.items() if mark.fullmatch(element)
+            )
             versions.add(next(marked, None))
     versions.discard(None)
     return versions.pop() if len(versions) == 1 else None
@@ -235,7 +237,7 @@ def lora_file(name: str) -> Path:
     repository, downloads that file and peft's config, which has alpha. Raises `UsageError` for none or several."""
     path = user_path(name)
     if path.is_dir():
-        files = sorted(path.glob(f"*{SUFFIX}"))
+        files = sorted(path.glob(f"*{SAFETENSORS}"))
         return path / _only([file.name for file in files if any(map(FACTOR.fullmatch, TensorFiles(file)))], name)
     if path.exists():
         return path
@@ -248,7 +250,7 @@ def lora_file(name: str) -> Path:
 
 def check_address(name: str) -> None:
     """Raise `UsageError` for a LoRA that does not exist and is not spelled like one of a repository."""
-    is_file = name.endswith(SUFFIX)
+    is_file = name.endswith(SAFETENSORS)
     if not user_path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") < 1 + is_file):
         raise UsageError(f"there is no file {name}", TAKES)
 
@@ -274,10 +276,10 @@ def _on_hub(name: str) -> str:
     """`REPO/FILE[@REVISION]` for a repository: its only top-level LoRA, since other files must be downloaded to be
     recognised."""
     check_address(name)
-    if not REPOSITORY.fullmatch(name):
+    if not LORA_REPOSITORY.fullmatch(name):
         return name
     repository, at, revision = name.partition("@")
-    listed = list_downloads(name, [f"*{SUFFIX}"]) or cached_files(name, [f"*{SUFFIX}"])
+    listed = list_downloads(name, [f"*{SAFETENSORS}"]) or cached_files(name, [f"*{SAFETENSORS}"])
     only = _only(sorted(file.name for file in listed if "/" not in file.name), repository)
     return f"{repository}/{only}{at}{revision}"
 

@@ -5,16 +5,16 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltx2_cli.request.profiles import DENOISERS
+from ltx2_cli.request.profiles import DENOISER_FOLDER
 
 NETWORKS = ("text_encoder", "connectors", "transformer", "vae", "audio_vae", "vocoder")  # the folders of a checkpoint
-ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.json")
+WEIGHT_ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.json")
 
 
 def _files(network: str) -> tuple[str, ...]:
     """Patterns of one network's files. Some repositories have a second copy of the text encoder under another stem."""
     stems = ("model",) if network == "text_encoder" else ("diffusion_pytorch_model", "model")
-    return (f"{network}/config.json", *(f"{network}/{stem}{ending}" for stem in stems for ending in ENDINGS))
+    return (f"{network}/config.json", *(f"{network}/{stem}{ending}" for stem in stems for ending in WEIGHT_ENDINGS))
 
 
 FOLDER_FILES = (
@@ -37,14 +37,14 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.*",
-    *(f"model{ending}" for ending in ENDINGS),
+    *(f"model{ending}" for ending in WEIGHT_ENDINGS),
     *_files("text_encoder"),
 )
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
 UPSAMPLER_FILES = _files(UPSAMPLER)
 
-FOLDER, EMBEDDED, SPLIT = "folder", "in this package", "split files"  # forms; another is a single file
-MODEL, TEXT_ENCODER, LORA = "models", "text encoders", "LoRAs"  # kinds; another is an upscaler
+FOLDER, IN_PACKAGE, SPLIT = "folder", "in this package", "split files"  # forms; another is a single file
+MODEL_KIND, TEXT_ENCODER_KIND, LORA_KIND = "models", "text encoders", "LoRAs"  # kinds; another is an upscaler
 
 # The files of a split model beside its denoiser, in the folders that ComfyUI has for them.
 TEXT_ENCODER_FILE = "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
@@ -53,7 +53,7 @@ VIDEO_VAE_FILE, AUDIO_VAE_FILE = "vae/ltx-2.5-video-vae-conv-bf16.safetensors", 
 
 def companions(file: str) -> tuple[str, ...]:
     """The files that a model needs beside that of its denoiser, from the folder above; none of another file."""
-    split = Path(file).parent.name == DENOISERS
+    split = Path(file).parent.name == DENOISER_FOLDER
     return (TEXT_ENCODER_FILE, VIDEO_VAE_FILE, AUDIO_VAE_FILE) if split else ()
 
 
@@ -74,21 +74,21 @@ class CatalogEntry:
     def parts(self) -> set[str]:
         """The folders that a complete download has."""
         if self.form == FOLDER:
-            return {*NETWORKS} if self.kind == MODEL else {""}
+            return {*NETWORKS} if self.kind == MODEL_KIND else {""}
         return {name.rpartition("/")[0] for name in self.wanted}
 
     @property
     def lacks_text_encoder(self) -> bool:
         """Whether it is a model that needs a text encoder from elsewhere."""
-        return self.kind == MODEL and self.form not in (FOLDER, EMBEDDED) and not self.form.startswith(SPLIT)
+        return self.kind == MODEL_KIND and self.form not in (FOLDER, IN_PACKAGE) and not self.form.startswith(SPLIT)
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """Patterns of the needed files in its repository."""
-        if self.form == EMBEDDED:
+        if self.form == IN_PACKAGE:
             return ()
         if self.form == FOLDER:
-            return TEXT_ENCODER_FILES if self.kind == TEXT_ENCODER else FOLDER_FILES
+            return TEXT_ENCODER_FILES if self.kind == TEXT_ENCODER_KIND else FOLDER_FILES
         file = self.name.split("/", 2)[2]
         return (file, *companions(file))
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from ltx2_cli.errors import RunError
 from ltx2_cli.weights.gguf_files import decode_gguf
-from ltx2_cli.weights.tensors import EIGHT_BITS, FLOATS, Encoding, Tensor, shape_text
+from ltx2_cli.weights.tensors import FLOATS, FP8_DTYPES, Encoding, Tensor, shape_text
 
 MARKER, INPUT_SCALE = ".comfy_quant", ".input_scale"  # after a layer's name
 SCALE, SCALE_2 = "_scale", "_scale_2"  # after a weight's name
-PREFIX = "model.diffusion_model."  # of layers in a file with all networks; metadata may name them without it
-CODES = {*EIGHT_BITS, "I8", "U8"}  # types of quantised weights
+LAYER_PREFIX = "model.diffusion_model."  # of layers in a file with all networks; metadata may name them without it
+CODES = {*FP8_DTYPES, "I8", "U8"}  # types of quantised weights
 FP8 = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # formats that are numbers times one scale: their types
 INT8, MXFP8, NVFP4 = "int8_tensorwise", "mxfp8", "nvfp4"
 GROUP_SIZE = 256  # of ConvRot where a marker has none
@@ -37,12 +37,12 @@ class Format(NamedTuple):
     scale_dtypes: Collection[str]
 
 
-FORMATS = {
+MATRIX_FORMATS = {
     INT8: Format("I8", 1, 1, FLOATS),
     MXFP8: Format("F8_E4M3", 32, 32, ("U8", "F8_E8M0")),
     NVFP4: Format("U8", 16, 8, ("F8_E4M3",)),
 }
-KNOWN = ", ".join((*FP8, *FORMATS))
+KNOWN_FORMATS = ", ".join((*FP8, *MATRIX_FORMATS))
 # Headings of problems
 DAMAGED = "with a marker that is no JSON object with a format"
 DISAGREEING = "with two markers that disagree"
@@ -52,7 +52,7 @@ OTHER_TYPE = "stored in another type than their format has"
 NO_SCALE = "missing scales"
 OTHER_SCALE = "scales of another shape or type"
 WRONG_SCALE = "scales that are not above 0 and finite"
-UNEVEN = "of a width that is no multiple of their blocks"
+UNEVEN_WIDTH = "of a width that is no multiple of their blocks"
 
 
 class Marking(NamedTuple):
@@ -111,7 +111,7 @@ def _markings(
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             problems.setdefault(DAMAGED, []).append(source)
             continue
-        names = (f"{where}.weight" for where in (layer, PREFIX + layer, layer.removeprefix(PREFIX)))
+        names = (f"{where}.weight" for where in (layer, LAYER_PREFIX + layer, layer.removeprefix(LAYER_PREFIX)))
         if name := next((name for name in names if name in tensors), None):
             markings.setdefault(name, set()).add(marking)
     return markings
@@ -137,18 +137,18 @@ def _quantized(name: str, markings: Collection[Marking], tensors: Mapping[str, T
     tensor, scaled = tensors[name], name + SCALE in tensors
     if len(markings) > 1:
         raise _RefusedError(DISAGREEING, f"{name}: {' and '.join(sorted(map(str, markings)))}")
-    if not markings and tensor.dtype in EIGHT_BITS and not scaled:
+    if not markings and tensor.dtype in FP8_DTYPES and not scaled:
         return tensor
     by_type = {dtype: form for form, dtype in FP8.items()}
     unmarked = usual or by_type.get(tensor.dtype)
     if not markings and (unmarked is None or not scaled):
         raise _RefusedError(NO_MARKER, f"{name} is {tensor.dtype}")
     marking = next(iter(markings)) if markings else Marking(str(unmarked))
-    known, rotated = FP8.keys() | FORMATS.keys(), marking.group_size
+    known, rotated = FP8.keys() | MATRIX_FORMATS.keys(), marking.group_size
     if marking.format not in known or (rotated and (marking.format != INT8 or not _is_power_of_4(rotated))):
         raise _RefusedError(UNSUPPORTED, f"{name} is {marking}")
-    dtype = FP8[marking.format] if marking.format in FP8 else FORMATS[marking.format].dtype
-    if tensor.dtype != dtype or (marking.format in FORMATS and len(tensor.shape) != 2):
+    dtype = FP8[marking.format] if marking.format in FP8 else MATRIX_FORMATS[marking.format].dtype
+    if tensor.dtype != dtype or (marking.format in MATRIX_FORMATS and len(tensor.shape) != 2):
         raise _RefusedError(
             OTHER_TYPE, f"{name} is {shape_text(tensor.shape)} in {tensor.dtype}, marked {marking.format}"
         )
@@ -158,12 +158,12 @@ def _quantized(name: str, markings: Collection[Marking], tensors: Mapping[str, T
 
 
 def _encoded(name: str, marking: Marking, tensors: Mapping[str, Tensor]) -> Tensor:
-    """A weight in one of `FORMATS` with its encoding and the shape of its numbers. Raises `_RefusedError`."""
-    form, (rows, width) = FORMATS[marking.format], tensors[name].shape
+    """A weight in one of `MATRIX_FORMATS` with its encoding and the shape of its numbers. Raises `_RefusedError`."""
+    form, (rows, width) = MATRIX_FORMATS[marking.format], tensors[name].shape
     columns = width // form.block_bytes * form.block if marking.format == NVFP4 else width
     block = marking.group_size or form.block
     if columns % block or width % form.block_bytes:
-        raise _RefusedError(UNEVEN, f"{name} has {width} columns, {marking}")
+        raise _RefusedError(UNEVEN_WIDTH, f"{name} has {width} columns, {marking}")
     if marking.format == INT8:
         shapes = [*_single_shapes(), (rows,), (rows, 1)]
     else:
@@ -211,7 +211,7 @@ def _round_up(number: int, step: int) -> int:
 # Numbers
 
 
-def decode(name: str, tensor: Tensor, rows: range, blocks: range, codes: np.ndarray) -> np.ndarray:
+def decode_quantized(name: str, tensor: Tensor, rows: range, blocks: range, codes: np.ndarray) -> np.ndarray:
     """The numbers of an encoded tensor in float32 [rows, columns], by the codes of these rows and blocks. Raises
     `RunError` for a scale that is not finite."""
     encoding = tensor.encoding

@@ -12,16 +12,16 @@ import numpy as np
 from ltx2_cli.errors import RunError
 
 LOST = "was removed or changed while it was read"
-EIGHT_BITS: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+FP8_DTYPES: dict[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
-    **EIGHT_BITS,
+    **FP8_DTYPES,
 }  # the types whose numbers are read as they are
-FLOATS = DTYPES.keys() - EIGHT_BITS.keys()
-STORED: dict[str, Any] = DTYPES | {"I8": np.int8}  # others are bytes
+FLOATS = DTYPES.keys() - FP8_DTYPES.keys()
+NUMPY_DTYPES: dict[str, Any] = DTYPES | {"I8": np.int8}  # others are bytes
 
 
 class MatrixType(NamedTuple):
@@ -70,7 +70,7 @@ class Tensor:
     @property
     def stored_dtype(self) -> np.dtype:
         """The type of the stored items: numbers, int8 codes, or bytes."""
-        return np.dtype(STORED.get(self.dtype, np.uint8))
+        return np.dtype(NUMPY_DTYPES.get(self.dtype, np.uint8))
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Tensor:
     def matrix_type(self) -> MatrixType | None:
         """The type in which a matrix can be kept on the devices as it is stored; None: in none of eight bits."""
         if self.dtype == "F8_E4M3" and self.scale:
-            return MatrixType(np.dtype(EIGHT_BITS[self.dtype]))
+            return MatrixType(np.dtype(FP8_DTYPES[self.dtype]))
         if self.dtype == "I8" and self.encoding:
             return MatrixType(np.dtype(np.int8), self.encoding.group_size)
         return None

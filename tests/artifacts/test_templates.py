@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltx2_cli.artifacts.outputs import MAX_BYTES, slug
+from ltx2_cli.artifacts.outputs import MAX_SLUG_BYTES, slug
 from ltx2_cli.artifacts.templates import parse_template
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import read_spec
@@ -55,7 +55,7 @@ def test_no_text_leaves_the_folder(text: str) -> None:
     assert name.parent == Path("out")
     assert not name.name.startswith(".")
     assert name.name.isprintable()
-    assert len(name.name.encode()) <= MAX_BYTES + len(".mp4")
+    assert len(name.name.encode()) <= MAX_SLUG_BYTES + len(".mp4")
 
 
 def test_the_name_of_a_sound() -> None:

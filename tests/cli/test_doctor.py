@@ -41,9 +41,10 @@ def test_this_machine_computes_what_it_should(
     attention = [finding.text.split(":")[0] for finding in findings if finding.area == "attention"]
     assert attention == [f"{kernel} in {dtype}" for kernel in ("blockwise", "xla") for dtype in ("float32", "bfloat16")]
 
-    other = {name: [2 * value for value in values] for name, values in json.loads(self_test.STORED.read_text()).items()}
+    stored = json.loads(self_test.STORED_RESULTS.read_text())
+    other = {name: [2 * value for value in values] for name, values in stored.items()}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    monkeypatch.setattr(self_test, "STORED", tmp_path / "other.json")
+    monkeypatch.setattr(self_test, "STORED_RESULTS", tmp_path / "other.json")
     assert self_test.denoiser_error(jax.devices()[0]) == pytest.approx(0.5, abs=1e-4)
 
 
@@ -155,7 +156,7 @@ def test_chips_that_jax_does_not_use_are_found(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_stored_latents_are_those_of_the_packaged_demo():
-    stored = json.loads(self_test.STORED.read_text())
+    stored = json.loads(self_test.STORED_RESULTS.read_text())
     assert {name: len(values) for name, values in stored.items()} == {"video": 256, "audio": 288}
     assert all(np.std(values) > 0.1 for values in stored.values())
     assert set(self_test.ATTENTION_TOLERANCE) == {DType.float32, DType.bfloat16}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from ltx2_cli.request.profiles import GEMMA, REPOSITORY, profile_names, read_spec
+from ltx2_cli.request.profiles import GEMMA, MODEL_REPOSITORY, profile_names, read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER, EMBEDDED
 from ltx2_cli.weights.published import CATALOG, FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES
 from program import run_program
@@ -129,7 +129,7 @@ def test_every_profile_is_listed_with_its_checkpoint(models: Models, name: str) 
 
 def test_every_name_can_be_typed() -> None:
     for entry in CATALOG:
-        assert entry.name == EMBEDDED or REPOSITORY.fullmatch(entry.name), entry.name
+        assert entry.name == EMBEDDED or MODEL_REPOSITORY.fullmatch(entry.name), entry.name
         assert entry.size
     assert len({entry.name for entry in CATALOG}) == len(CATALOG)
     assert {entry.recipe for entry in CATALOG} == {"", "one_stage", "distilled"}

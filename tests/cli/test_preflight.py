@@ -14,7 +14,7 @@ from devices import cpu
 from ltx2_cli import Media, chips, load, resolve, write_mp4
 from ltx2_cli.chips import Chip
 from ltx2_cli.cli.command_line import command_line
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.fit import Alternative

@@ -24,8 +24,8 @@ from PIL import Image
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
-from ltx2_cli.core.networks import Components
-from ltx2_cli.core.run import load
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
@@ -93,7 +93,7 @@ def test_networks_are_loaded_once_and_a_shape_is_compiled_once(batch: Run, compi
     assert "time: unknown: first run of this shape here\n" in err
     preview = Path("preview.png").read_bytes()
     alone = resolve(replace(read_spec(prompt="rain", seed=3, config="small.yaml"), output="alone.mp4"))
-    assert [path.name for path, _ in write(alone, load(alone))] == ["alone.mp4"]
+    assert [path.name for path, _ in write(alone, open_components(alone))] == ["alone.mp4"]
     assert fingerprints("1-3.yaml") == fingerprints("alone.yaml")
     jax.jit(lambda x: x + 2)(1)
     assert compilations  # a program is noticed

@@ -9,7 +9,7 @@ from PIL import Image
 from clips import Checkpoint
 from devices import tpus
 from ltx2_cli.chips import chip
-from ltx2_cli.core.bench import STEPS
+from ltx2_cli.core.bench import DENOISER_STEPS
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -62,7 +62,7 @@ def test_steps_of_both_stages_are_measured(
     assert list(written) == KEYS
     assert len(written["denoise_steps_ms"]) == 2 + 3
     settings = written["settings"]
-    assert (settings["measured"], settings["steps"], settings["passes"]) == (STEPS, [2, 3], [4, 1])
+    assert (settings["measured"], settings["steps"], settings["passes"]) == (DENOISER_STEPS, [2, 3], [4, 1])
     assert [size.partition(",")[0] for size in settings["sizes"]] == ["64x64", "128x128"]
     assert printed["settings"] == settings
     for stage in printed["stages"]:

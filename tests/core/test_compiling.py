@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core import programs as compiling
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import (
     CompileStats,
     NotCompiledError,
@@ -27,7 +27,7 @@ from ltx2_cli.core.programs import (
     forbid_compilation,
 )
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, programs, warm_up
+from ltx2_cli.core.run import open_components, programs, warm_up
 from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
 
@@ -67,7 +67,7 @@ def test_after_a_warm_up_nothing_is_compiled_and_the_result_is_equal(
     plan = plan_of(checkpoint, SMALL, 3, keep_resident=True, sharding="trillium")
     wanted = final_latents(plan)
     jax.clear_caches()
-    components = load(plan)
+    components = open_components(plan)
     warm_up(plan, components)
     compilations.clear()
     with forbid_compilation(programs(plan)):
@@ -103,7 +103,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
 
 ABANDONED = """
 from threading import Barrier, Event
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
 with Components(None).compiling([Program("slow", "vae", None, lambda: Event().wait())]):
     raise ArithmeticError("of the body")

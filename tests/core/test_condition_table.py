@@ -11,8 +11,8 @@ from PIL import Image
 
 from clips import Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from loras import ORIGINAL, write_lora
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.conditions import encode_conditions
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import NO_CONDITION_LATENTS, _conditions

@@ -14,7 +14,7 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
 from clips import ALL_ON, PROMPT, Checkpoint, at_levels, final_latents, make_latents, normalised, plan_of, reference
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import from_tokens, to_tokens

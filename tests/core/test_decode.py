@@ -10,8 +10,8 @@ import pytest
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core import decode as core_decode
+from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.decode import decode, media_programs
-from ltx2_cli.core.networks import Components, abstract_network
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.media import checks
@@ -27,7 +27,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("made")
     names = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "latents.safetensors")}
     plan = plan_of(checkpoint, SMALL, 3, **names)
-    assert list(write(plan, load(plan))) == [(folder / "clip.mp4", [])]
+    assert list(write(plan, open_components(plan))) == [(folder / "clip.mp4", [])]
     return folder
 
 

@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from clips import PROMPT, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import join
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.conditions import _frames
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.stage_programs import _conditions, _no_latents
 from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
@@ -32,7 +32,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import DEMO_FOLDER
-from ltx2_cli.weights.load import load as load_weights
+from ltx2_cli.weights.load import load_weights
 from media.test_videos import write_lossless
 from program import run_program
 from sounds import tone
@@ -77,7 +77,7 @@ def edited(checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], **mo
 
 
 def written(plan: Plan, report: Report | None = None) -> Path:
-    ((path, _),) = write(plan, load(plan), report or Report())
+    ((path, _),) = write(plan, open_components(plan), report or Report())
     return path
 
 

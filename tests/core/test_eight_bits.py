@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
 from kitchen import quantised_file
 from ltx2_cli import chips
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, quantize, widen
 from program import run_program

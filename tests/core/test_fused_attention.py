@@ -8,7 +8,7 @@ import pytest
 
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, load, run_phases
+from ltx2_cli.core.run import START, open_components, run_phases
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from model_versions import LTX2_3, random_folder
 
@@ -22,7 +22,7 @@ def latents(folder: Path, attention: str) -> Streams[np.ndarray]:
     plan = resolve(read_spec({**CLIP, **float32, **sharded}, model=str(folder), prompt="a red ball bounces"))
     assert {stage.sharding.attention for stage in plan.stages} == {AttentionBackend(attention)}
     assert plan.stages[0].geometry.video_tokens == TOKENS
-    *_, state = run_phases(plan, START, load(plan), Report())
+    *_, state = run_phases(plan, START, open_components(plan), Report())
     return state.latents
 
 

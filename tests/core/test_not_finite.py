@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from ltx2_cli.core import denoise, not_finite
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import START, run

@@ -7,9 +7,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.host import HOST
 from ltx2_cli.weights.load import not_finite

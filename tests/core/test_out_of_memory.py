@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from ltx2_cli.core import decode, encode, networks
+from ltx2_cli.core import components, decode, encode
 from ltx2_cli.core.advice import ENCODE_TEXT, memory_for
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState
@@ -72,7 +72,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(FULL)
 
-    monkeypatch.setattr(networks, "load", load)
+    monkeypatch.setattr(components, "load_weights", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
     encode.encode(full, ["connectors"], Components(full), Report())
 

@@ -18,9 +18,9 @@ from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from compilers import needs_libtpu
 from ltx2_cli import chips, read_spec
 from ltx2_cli.chips import chip
-from ltx2_cli.core.networks import abstract_network
+from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load, programs, run
+from ltx2_cli.core.run import open_components, programs, run
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.estimate import offline
 from ltx2_cli.parallel import jit
@@ -67,7 +67,7 @@ def test_a_run_compiles_only_its_listed_programs(
     for program in found:
         program.lower().compile()
     assert len(compilations) == len(found) == 7
-    components = load(plan)
+    components = open_components(plan)
     for name in plan.networks.present():
         with components.use(name, Report()) as network:
             for weight, promised in zip(weights(network), weights(abstract_network(plan, name)), strict=True):

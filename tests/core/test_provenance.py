@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core.provenance import devices, fingerprint, input_files, provenance, read_provenance, versions
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
@@ -28,7 +28,7 @@ def clips(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("clips")
     files = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "clip.safetensors")}
     plan = plan_of(checkpoint, SMALL, 3, num_videos=2, **files)
-    assert len(list(write(plan, load(plan)))) == 2
+    assert len(list(write(plan, open_components(plan)))) == 2
     return folder
 
 
@@ -84,7 +84,7 @@ def test_no_clip_waits_for_its_files_to_be_hashed(
 
     monkeypatch.setattr(hashlib, "file_digest", hash_slowly)
     plan = plan_of(checkpoint, SMALL, 3, output=str(tmp_path / "clip.mp4"))
-    ((clip, _),) = write(plan, load(plan))
+    ((clip, _),) = write(plan, open_components(plan))
     files = read_provenance(record_of(clip), "clip").files
     assert files == digests.digests(input_files(plan), digests.header_digest)
     assert (len(files), hashed) == (6, [])

@@ -20,9 +20,9 @@ from live_bytes import LiveBytes, check_live_bytes
 from loras import ORIGINAL, write_lora
 from ltx2_cli import resolve
 from ltx2_cli.artifacts.outputs import Product
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.write import write
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
@@ -163,7 +163,7 @@ def test_a_second_stage_has_neither_references_nor_their_lora(
             assert same(refiner, wanted)
     saved = {"save_latents": str(tmp_path / "latents.safetensors"), "num_inference_steps": 1}
     spec = replace(plan.spec, **saved)
-    list(write(plan := resolve(spec), load(plan), report := LiveBytes(report), Product.latents))
+    list(write(plan := resolve(spec), open_components(plan), report := LiveBytes(report), Product.latents))
     check_live_bytes(plan, report.samples)
     source = InitialLatents(plan.stages[0].shapes, plan.spec.fps)
     alone = plan_of(checkpoint, case, 5, lora=[str(files.lora), other], source=source, **second)

@@ -27,7 +27,7 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum
 from ltx2_cli.core import provenance
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import ENTRIES, RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
@@ -183,7 +183,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(
     assert len(chosen) > 12
     kept = open_saved_run(chosen[0] / "c-s3.run")
     plan = resolve(kept.spec({}))
-    components = load(replace(plan, keep_resident=True))
+    components = open_components(replace(plan, keep_resident=True))
     for left in chosen:
         empty(place)
         shutil.copytree(left, place, dirs_exist_ok=True)

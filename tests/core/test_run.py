@@ -13,17 +13,17 @@ from safetensors.numpy import load_file, save_file
 from clips import ALL_ON, Case, Checkpoint, Size, final_latents, make_latents, plan_of
 from live_bytes import LiveBytes, check_live_bytes
 from ltx2_cli import read_spec, resolve
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Advance, Report
-from ltx2_cli.core.run import START, load
+from ltx2_cli.core.run import START, open_components
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import noise, open_latents, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.phases import phase_memory
 from ltx2_cli.media.probe import open_video
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.devices import DeviceMemory
-from ltx2_cli.plan.inputs import DENOISER
 from ltx2_cli.plan.resolve import kept_networks
 from ltx2_cli.request.spec import Streams
 
@@ -90,7 +90,7 @@ def test_several_seeds_equal_their_videos_generated_alone(checkpoint: Checkpoint
     report = Order()
     plan = plan_of(checkpoint, SMALL, [5, 9], num_videos=3, output=str(tmp_path / "clip.mp4"))
     assert plan.batches == ((5, 6, 7), (9, 10, 11))
-    made = [path.name for path, _ in write(plan, load(plan), report)]
+    made = [path.name for path, _ in write(plan, open_components(plan), report)]
     assert made == [f"clip-s{seed}.mp4" for seed in (5, 6, 7, 9, 10, 11)]
     assert report.names.count("load transformer") == report.names.count("load text encoder") == 1
     together = final_latents(plan)
@@ -140,7 +140,7 @@ def test_a_run_writes_its_files(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """The mp4, its record, and latents that another run may start from."""
     output, saved = tmp_path / "clip.mp4", tmp_path / "clip.safetensors"
     plan = plan_of(checkpoint, SMALL, 3, output=str(output), save_latents=str(saved))
-    assert list(write(plan, load(plan))) == [(output, [])]
+    assert list(write(plan, open_components(plan))) == [(output, [])]
     latents = load_file(saved)
     assert {name: array.shape for name, array in latents.items()} == {
         "video": (1, 8, 2, 2, 2),
@@ -186,7 +186,7 @@ def test_each_clip_is_written_at_once_where_the_decoders_fit(
     plan = resolve(replace(plan.spec, seed=(3, 4, 5)))
     monkeypatch.setattr("ltx2_cli.plan.decoding.device_memory", lambda devices: DeviceMemory(1e12, 1e12, 1e12))
     order, made, kept = Order(), [], list[RunState]()
-    for path, _ in write(plan, load(plan), memory := LiveBytes(order), on_progress=kept.append):
+    for path, _ in write(plan, open_components(plan), memory := LiveBytes(order), on_progress=kept.append):
         made.append(path.name)
         assert Path(f"clip-{path.stem[-2:]}.safetensors").exists()
         assert len(list(tmp_path.glob("*.mp4"))) == len(made)
@@ -202,7 +202,7 @@ def test_each_clip_is_written_at_once_where_the_decoders_fit(
         for path in [*map(Path, names), *(Path(name).with_suffix(".yaml") for name in names)]:
             path.unlink()
         memory = LiveBytes(order := Order())
-        assert [path.name for path, _ in write(plan, load(plan), memory, start=start)] == names
+        assert [path.name for path, _ in write(plan, open_components(plan), memory, start=start)] == names
         check_live_bytes(plan, memory.samples)
         assert order.names.count("decode") == len(names)
         assert len([name for name in order.names if name.endswith(" steps")]) == 1
@@ -212,7 +212,7 @@ def test_each_clip_is_written_at_once_where_the_decoders_fit(
 
 def test_a_batch_is_recorded_video_by_video(checkpoint: Checkpoint, tmp_path: Path) -> None:
     plan = plan_of(checkpoint, SMALL, 3, num_videos=2, output=str(tmp_path / "clip.mp4"))
-    paths = [path for path, _ in write(plan, load(plan))]
+    paths = [path for path, _ in write(plan, open_components(plan))]
     assert [path.name for path in paths] == ["clip-s3.mp4", "clip-s4.mp4"]
     alone = read_spec(config=paths[1].with_suffix(".yaml"))
     assert (alone.seed, alone.num_videos) == ((4,), 1)
@@ -237,7 +237,7 @@ def test_a_phase_leaves_nothing_on_the_devices(checkpoint: Checkpoint, tmp_path:
     """But the text; and the most that a device has is what the plan says of the decoders."""
     plan = plan_of(checkpoint, SMALL, 3, output=str(tmp_path / "clip.mp4"))
     report = LiveBytes(Report())
-    list(write(plan, load(plan), report))
+    list(write(plan, open_components(plan), report))
     check_live_bytes(plan, report.samples)
     most = max(size for _, size in report.samples)
     assert most == pytest.approx(phase_memory(plan, ["decode"])["decode"].weights, rel=0.05)

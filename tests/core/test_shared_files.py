@@ -17,7 +17,7 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, checksum, write_tensors
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal, SavedRun, open_saved_run
 from ltx2_cli.core.state import RunState
@@ -53,7 +53,7 @@ def made(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tu
     folder = tmp_path_factory.mktemp("made")
     names = {"output": str(folder / "clip.mp4"), "save_latents": str(folder / "latents.safetensors")}
     plan = plan_of(checkpoint, SMALL, 3, **names)
-    assert [path for path, _ in write(plan, load(plan))] == [folder / "clip.mp4"]
+    assert [path for path, _ in write(plan, open_components(plan))] == [folder / "clip.mp4"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         kept = replace(plan, spec=replace(plan.spec, output="again.mp4", save_latents=None))

@@ -12,8 +12,8 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_dfr import LTX2DFRPipeline
 
 from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, plan_of
 from core.test_conditions import drawn, of_kind
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.conditions import encode_conditions
-from ltx2_cli.core.networks import Components
 from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState

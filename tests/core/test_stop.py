@@ -13,9 +13,9 @@ import pytest
 from clips import Case, Checkpoint, Size, plan_of
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core import denoise
-from ltx2_cli.core.networks import Components
+from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Advance, Report
-from ltx2_cli.core.run import load
+from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import RunState
@@ -78,7 +78,7 @@ class Told(RunSaver):
 @pytest.fixture(scope="module")
 def ready(checkpoint: Checkpoint) -> tuple[Plan, Components]:
     plan = resolve(replace(plan_of(checkpoint, CLIP, 3).spec, seed=(3, 4), keep_resident=True))
-    return plan, load(plan)
+    return plan, open_components(plan)
 
 
 def stopped(ready: tuple[Plan, Components], moment: int, wanted: bool | None) -> tuple[Moments, RunSaver, str]:

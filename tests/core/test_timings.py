@@ -13,7 +13,7 @@ import pytest
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core import report as module
 from ltx2_cli.core.report import PREPARING, Report, Timings
-from ltx2_cli.core.run import load, run, traced
+from ltx2_cli.core.run import open_components, run, traced
 from ltx2_cli.private_api import COMPILED_EVENT
 
 UNSEEN = Case(Size(1, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))  # of a size that nothing else here compiles
@@ -66,7 +66,7 @@ def test_timings_of_a_first_run_exclude_loading_and_compiling(checkpoint: Checkp
     timings = Timings(watch)
     jax.monitoring.register_event_duration_secs_listener(watch.hear)
     try:
-        for _ in run(plan, load(plan), timings):
+        for _ in run(plan, open_components(plan), timings):
             pass
     finally:
         jax.monitoring.unregister_event_duration_listener(watch.hear)

@@ -28,13 +28,14 @@ from clips import (
 from live_bytes import LiveBytes, check_live_bytes, check_phases, live_bytes
 from loras import DIFFUSERS, OF_2_0, ORIGINAL, write_lora
 from ltx2_cli.core import stage_programs
-from ltx2_cli.core.networks import Components, abstract_network
+from ltx2_cli.core.components import Components, abstract_network
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, load, state_from_latents
+from ltx2_cli.core.run import START, open_components, state_from_latents
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
@@ -302,7 +303,7 @@ def test_no_second_denoiser_is_in_memory(
     plan = asked(checkpoint, folder, case, **more)
     seen, lora = list[int](), folder / "distilled.safetensors"
     spied(monkeypatch, lambda file, name: seen.append(live_bytes().total()) if file == lora else None)
-    list(write(plan, load(plan), report := LiveBytes(Report())))
+    list(write(plan, open_components(plan), report := LiveBytes(Report())))
     check_live_bytes(plan, report.samples)
     check_phases(plan, report.samples)
     added = plan.lora_deltas[STAGE2_DENOISER]

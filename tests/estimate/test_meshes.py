@@ -113,7 +113,7 @@ def test_the_fastest_mesh_by_the_compiler_is_chosen(plan: Plan, monkeypatch: pyt
 
 
 def test_no_mesh_is_compiled_after_the_time_limit(plan: Plan, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "COMPILE_SECONDS", 0.0)
     search = search_meshes(plan, jax.devices(), Report())
     assert search.best is None
     assert not any(candidate.compiled for candidate in search.tried)

@@ -10,23 +10,22 @@ from PIL import Image
 from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.core.advice import UPSAMPLE
+from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import (
     CONNECT,
-    DECODE,
-    DENOISE,
     ENCODE,
     INPUT_AUDIO,
     INPUT_VIDEOS,
     LOOPS,
     PHASES,
     REFINE,
-    UPSAMPLE,
     activation_bytes,
     phase_memory,
-    run_phases,
+    phase_names,
     weight_bytes,
 )
 from ltx2_cli.plan.resolve import Plan, plan_offline, stage1_plan
@@ -109,7 +108,7 @@ def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(devices
     sound = write_tone(tmp_path / "s.wav", tone(1, 16000), 16000)
     plan = plan_offline(read_spec(prompt="rain", conditions=places, audio=str(sound), **LARGE), devices)
     plain, more = planned(devices, **LARGE), 18 / 16
-    assert run_phases(plan) == tuple(PHASES)
+    assert phase_names(plan) == tuple(PHASES)
     assert [stage.geometry.keyframes for stage in plan.stages] == [((120, 121), (40, 41))] * 2
     tokens = [[stage.geometry.video_tokens for stage in each.stages] for each in (plain, plan)]
     assert tokens == [[16 * 16 * 24, 16 * 32 * 48], [18 * 16 * 24, 18 * 32 * 48]]
@@ -160,16 +159,16 @@ def test_a_second_stage_keeps_no_second_denoiser() -> None:
         memory = phase_memory(plan, [DENOISE, REFINE])
         assert memory[REFINE].weights == memory[DENOISE].weights == weight_bytes(plan)["transformer"]
         kept = replace(plan, spec=replace(plan.spec, keep_resident=True))
-        everything = {phase.weights for phase in phase_memory(kept, run_phases(kept)).values()}
+        everything = {phase.weights for phase in phase_memory(kept, phase_names(kept)).values()}
         assert everything == {sum(weight_bytes(plan).values())}
 
 
 def test_a_run_has_the_phases_of_its_command() -> None:
     plan = planned(cpu(), model="demo", recipe="two_stage")
-    assert run_phases(plan) == tuple(PHASES)[2:]  # it shows no pictures, and makes its sound
-    assert run_phases(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
-    assert run_phases(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
+    assert phase_names(plan) == tuple(PHASES)[2:]  # it shows no pictures, and makes its sound
+    assert phase_names(stage1_plan(plan), Product.drafts) == (ENCODE, CONNECT, DENOISE, DECODE)
+    assert phase_names(plan, start=RunState(phase=2, contexts={"connectors": Streams(None, None)})) == (REFINE, DECODE)
     source = InitialLatents(plan.stages[0].shapes, 24.0)
     later = plan_offline(read_spec(prompt="rain", model="demo"), cpu(), source)
-    assert run_phases(later, Product.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
+    assert phase_names(later, Product.latents) == (ENCODE, CONNECT, UPSAMPLE, REFINE)
     assert phase_memory(later, [UPSAMPLE])[UPSAMPLE].weights < phase_memory(plan, [DENOISE, UPSAMPLE])[UPSAMPLE].weights

@@ -90,5 +90,5 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path):
 
 
 def test_no_more_is_read_than_fits(wav: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audio, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(audio, "MAX_AUDIO_BYTES", 100_000)
     assert refused(wav, 0.21) == "0.21 s of FILE have 44100 samples a second, more than is read at once"

@@ -201,7 +201,7 @@ def test_what_is_no_video_is_refused_in_a_sentence(video: Path, tmp_path: Path, 
         with pytest.raises(UsageError, match=r"^[^\n]*$") as refused:
             read_video(tmp_path / name, 24, 9, from_end=True)
         assert sentence in str(refused.value)
-    monkeypatch.setattr(videos, "MAX_BYTES", 9 * HEIGHT * WIDTH * 3 - 1)
+    monkeypatch.setattr(videos, "MAX_VIDEO_BYTES", 9 * HEIGHT * WIDTH * 3 - 1)
     video.touch()
     with pytest.raises(UsageError, match="have 48x32 pixels, more than is read at once"):
         read_video(video, 24, 9, from_end=False)

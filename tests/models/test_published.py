@@ -15,7 +15,7 @@ from ltx2_cli.models.networks import BUILDERS, PRESETS, READERS, UPSAMPLERS, pre
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.declare import Scope, declared, weights
-from ltx2_cli.weights.published import CATALOG, EMBEDDED, MODEL
+from ltx2_cli.weights.published import CATALOG, IN_PACKAGE, MODEL_KIND
 from parity import published
 
 # The denoiser of LTX-2.5 is compared with that of LTX-2.3 in test_transformer.py.
@@ -83,7 +83,7 @@ def test_names_and_shapes_of_split_files_have_the_digests_that_are_published(pre
 
 def test_every_published_model_is_described():
     for entry in CATALOG:
-        if entry.kind == MODEL and entry.form != EMBEDDED:
+        if entry.kind == MODEL_KIND and entry.form != IN_PACKAGE:
             assert preset_checkpoint(entry.name).arch == PRESETS[entry.model_version.lower().replace("-", "")]
     assert preset_checkpoint("Lightricks/LTX-2@v1").arch.model_version == "ltx2"
 

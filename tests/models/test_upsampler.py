@@ -8,7 +8,7 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
 from ltx2_cli.diffusion.geometry import UpsampleFactors
-from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsamplerArch, decimate, upsample
+from ltx2_cli.models.upsampler import GroupNorm, LatentUpsampler, LatentUpsamplerArch, decimate, upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.weights.declare import Scope
 from parity import adopt, randomise, relative_error
@@ -78,7 +78,7 @@ def test_normalised_latents_are_upsampled_as_in_the_reference_pipeline():
         output_type="latent",
         return_dict=False,
     )
-    got = jax.jit(upsample)(ours, statistics, latents)
+    got = jax.jit(upsample_latents)(ours, statistics, latents)
     assert got.dtype == jnp.float32
     assert relative_error(np.moveaxis(got * std + mean, -1, 1), wanted) < 1e-5
 

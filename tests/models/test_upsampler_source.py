@@ -19,7 +19,7 @@ from ltx2_cli.models.networks import PRESETS, UPSAMPLERS
 from ltx2_cli.models.upsampler import HINT, LatentUpsampler, LatentUpsamplerArch, open_upsampler
 from ltx2_cli.models.video_vae import VideoVAEArch
 from ltx2_cli.weights.declare import Scope, declared
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import load_weights
 from ltx2_cli.weights.published import UPSAMPLER_FILES
 from parity import adopt, published, randomise
 from upsamplers import KINDS
@@ -84,7 +84,7 @@ def test_a_folder_that_diffusers_saved_is_read(tmp_path, kind):
     for path in (tmp_path, tmp_path / "latent_upsampler"):
         arch, files = open_upsampler(path, VAE)
         abstract = LatentUpsampler(Scope(jnp.float32), arch)
-        loaded = load(abstract, files, lambda weight: NamedSharding(MESH, PartitionSpec()))
+        loaded = load_weights(abstract, files, lambda weight: NamedSharding(MESH, PartitionSpec()))
         jax.tree.map(np.testing.assert_array_equal, loaded, adopt(abstract, reference.state_dict()))
     here = {each.relative_to(tmp_path).as_posix() for each in (tmp_path / "latent_upsampler").iterdir()}
     assert here <= set(UPSAMPLER_FILES)

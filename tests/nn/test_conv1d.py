@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ltx2_cli.nn import conv1d
-from ltx2_cli.nn.conv1d import Conv1d, ConvTranspose1d, downsample, upsample
+from ltx2_cli.nn.conv1d import Conv1d, ConvTranspose1d, downsample_1d, upsample_1d
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -73,10 +73,10 @@ def test_filters_see_samples_wherever_they_lie(samples: int, ratio: int, window:
     at = np.clip(np.arange(24)[:, None] * ratio + np.arange(window) - (window - 1) // 2, 0, 23)[: 24 // ratio]
     lower = np.einsum("bnkc,k->bnc", x[:, at], taps)
     rows = x.reshape(2, -1, samples * ratio * 3)
-    np.testing.assert_allclose(downsample(rows, taps, ratio, 3).reshape(lower.shape), lower, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(downsample_1d(rows, taps, ratio, 3).reshape(lower.shape), lower, rtol=0, atol=1e-5)
     k = np.arange(24 * ratio)[:, None] + lead - ratio * np.arange(-9, 33)
     seen = np.where((k >= 0) & (k < window), taps[np.clip(k, 0, window - 1)], 0)
     higher = ratio * np.einsum("bmc,nm->bnc", np.pad(x, ((0, 0), (9, 9), (0, 0)), mode="edge"), seen)
-    rows = upsample(x.reshape(2, -1, samples * 3), taps, ratio, lead, 3)
+    rows = upsample_1d(x.reshape(2, -1, samples * 3), taps, ratio, lead, 3)
     assert rows.shape == (2, 24 // samples, samples * ratio * 3)
     np.testing.assert_allclose(rows.reshape(higher.shape), higher, rtol=0, atol=1e-5)

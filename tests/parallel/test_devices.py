@@ -138,7 +138,7 @@ def test_a_program_may_fill_nine_tenths_of_what_jax_takes_of_a_gpu(monkeypatch: 
 def test_cpu_devices_share_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * GIB // 4096}
     monkeypatch.setattr(os, "sysconf", machine.__getitem__)
-    monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", Path("/nowhere"))
+    monkeypatch.setattr("ltx2_cli.parallel.devices.CGROUPS", Path("/nowhere"))
     assert device_memory(cpu()) == (PLANNABLE_FRACTION * 16 * GIB,) * 3
     assert device_memory(cpu(8)).limit == PLANNABLE_FRACTION * 2 * GIB
     assert device_memory(jax.devices()[:2]).limit == PLANNABLE_FRACTION * 8 * GIB
@@ -161,7 +161,7 @@ def test_control_groups_limit_the_memory(
     for name, text in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text)
-    monkeypatch.setattr("ltx2_cli.parallel.devices.GROUPS", groups)
+    monkeypatch.setattr("ltx2_cli.parallel.devices.CGROUPS", groups)
     monkeypatch.setattr("ltx2_cli.parallel.devices.OWN_GROUP", own)
     assert device_memory(cpu()).limit == PLANNABLE_FRACTION * GIB
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import START, load, run_phases
+from ltx2_cli.core.run import START, open_components, run_phases
 from ltx2_cli.diffusion.latents import from_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel import hosts as distributed
@@ -152,7 +152,7 @@ def test_missing_hosts_are_an_error_after_the_timeout(tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert err.startswith("error: not all of the 2 processes of the command line met within 1 s\nhint: ")
     assert err.count("\n") == 2
-    assert time.monotonic() - began < distributed.GRACE
+    assert time.monotonic() - began < distributed.ABORT_GRACE
 
 
 # Commands on two hosts of four devices each
@@ -270,7 +270,7 @@ def test_two_hosts_generate_the_same_clip_as_one(runs: Runs) -> None:
     """Sums over devices differ in their last bits by how these are connected."""
     plan = resolve(read_spec(config=runs.folder / "clip.yaml"))
     assert plan.sharding.mesh.size == 8
-    *_, state = run_phases(plan, START, load(plan), Report())
+    *_, state = run_phases(plan, START, open_components(plan), Report())
     alone = from_tokens(state.latents, plan.latent_shapes)
     for name, wanted in alone._asdict().items():
         assert_near(load_file(runs.folder / "clip.safetensors")[name], wanted)

@@ -15,7 +15,7 @@ from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import MAX_SEED
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.runs.job_lines import Line, job_values, read_lines
-from ltx2_cli.runs.job_order import in_order, own_seed, program_key
+from ltx2_cli.runs.job_order import order_by_shape, own_seed, program_key
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_seed_follows_from_the_job_alone() -> None:
 
 
 def test_jobs_of_one_shape_follow_each_other() -> None:
-    assert in_order([5, 3, 5, 4, 3]) == [0, 2, 1, 4, 3]
+    assert order_by_shape([5, 3, 5, 4, 3]) == [0, 2, 1, 4, 3]
     first = read_spec(prompt="rain", seed=1)
     assert program_key(first) == program_key(read_spec(prompt="snow", seed=2, output="a.mp4", num_inference_steps=3))
     shown = [read_spec(prompt="rain", conditions=[{"path": path}]) for path in (__file__, "pyproject.toml")]

@@ -25,7 +25,7 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared
-from ltx2_cli.weights.load import load, merge_lora, mismatches, not_finite
+from ltx2_cli.weights.load import load_weights, merge_lora, mismatches, not_finite
 from tools.weights import random_weights, save
 
 
@@ -94,7 +94,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_saved_weights_are_loaded(
     folder: Path, chunk: int | None, network: Network, place: load_module.Placement
 ) -> None:
-    loaded = load(Network(), TensorFiles(folder), place, chunk_bytes=chunk)
+    loaded = load_weights(Network(), TensorFiles(folder), place, chunk_bytes=chunk)
     jax.tree.map(np.testing.assert_array_equal, loaded, network)
     kernel = loaded.layers.linear.kernel
     assert kernel.sharding.is_equivalent_to(place(kernel), kernel.ndim)
@@ -102,7 +102,7 @@ def test_saved_weights_are_loaded(
 
 
 def test_weights_are_cast_once_and_directly(folder: Path, chunk: int | None, network: Network) -> None:
-    loaded = load(Network("bfloat16"), TensorFiles(folder), one_device, chunk_bytes=chunk)
+    loaded = load_weights(Network("bfloat16"), TensorFiles(folder), one_device, chunk_bytes=chunk)
     kernel = np.asarray(network.layers.linear.kernel[...])
     np.testing.assert_array_equal(loaded.layers.linear.kernel[...], kernel.astype(ml_dtypes.bfloat16))
     assert loaded.layers.table.dtype == jnp.float32
@@ -111,7 +111,7 @@ def test_weights_are_cast_once_and_directly(folder: Path, chunk: int | None, net
 def test_a_bfloat16_file_is_read(tmp_path: Path, chunk: int | None, network: Network) -> None:
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), network)
     save(half, tmp_path / "model.safetensors")
-    loaded = load(Network(), TensorFiles(tmp_path), one_device, chunk_bytes=chunk)
+    loaded = load_weights(Network(), TensorFiles(tmp_path), one_device, chunk_bytes=chunk)
     np.testing.assert_array_equal(loaded.conv[...], np.asarray(half.conv[...]).astype(np.float32))
 
 
@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_are_named(folder: Path) -> None:
     tensors["blocks.1.linear.bias"][3] = np.nan
     tensors["up"][0] = np.inf
     save_file(tensors, folder / "model.safetensors")
-    assert not_finite(load(Network(), TensorFiles(folder), one_device)) == ["blocks.1.linear.bias", "up"]
+    assert not_finite(load_weights(Network(), TensorFiles(folder), one_device)) == ["blocks.1.linear.bias", "up"]
 
 
 def test_cpu_weights_are_read_into_their_final_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_cpu_weights_are_read_into_their_final_memory(folder: Path, monkeypatch:
         return places[-1]
 
     monkeypatch.setattr(load_module, "_aligned", noting)
-    loaded = jax.tree.leaves(load(Network(), TensorFiles(folder), one_device))
+    loaded = jax.tree.leaves(load_weights(Network(), TensorFiles(folder), one_device))
     assert [array.unsafe_buffer_pointer() for array in loaded] == [place.ctypes.data for place in places]
 
 
@@ -178,10 +178,10 @@ def test_an_eight_bit_file_is_multiplied_by_its_scales(
     meant = eight_bits(tmp_path, scaled)
     files = TensorFiles(tmp_path)
     assert mismatches(Network(), files) == []
-    save(load(Network(), files, place, chunk_bytes=chunk), tmp_path / "loaded.safetensors")
+    save(load_weights(Network(), files, place, chunk_bytes=chunk), tmp_path / "loaded.safetensors")
     for name, array in load_file(tmp_path / "loaded.safetensors").items():
         np.testing.assert_array_equal(array, meant[name])
-    half = load(Network("bfloat16"), files, place, chunk_bytes=chunk).whole.kernel[...]
+    half = load_weights(Network("bfloat16"), files, place, chunk_bytes=chunk).whole.kernel[...]
     np.testing.assert_array_equal(half, meant["whole.weight"].astype(ml_dtypes.bfloat16))
 
 
@@ -221,10 +221,10 @@ def test_a_file_that_changes_while_it_is_read_is_refused(folder: Path, chunk: in
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
-        load(Network(dtype), files, one_device, chunk_bytes=chunk)
+        load_weights(Network(dtype), files, one_device, chunk_bytes=chunk)
     path.unlink()
     with pytest.raises(RunError, match=r"model.safetensors was removed or changed while it was read"):
-        load(Network(dtype), files, one_device, chunk_bytes=chunk)
+        load_weights(Network(dtype), files, one_device, chunk_bytes=chunk)
 
 
 class Odd(nnx.Module):
@@ -245,7 +245,7 @@ def test_scalars_and_empty_tensors_are_loaded(
     tensors = {"number": np.array(5, dtype), "nothing": np.zeros((0, 4), dtype)}
     tensors |= {f"blocks.{layer}.number": np.array(layer, dtype) for layer in range(3)}
     save_file(tensors, tmp_path / "model.safetensors")
-    loaded = load(Odd(), TensorFiles(tmp_path), place, chunk_bytes=chunk)
+    loaded = load_weights(Odd(), TensorFiles(tmp_path), place, chunk_bytes=chunk)
     assert (float(loaded.number[...]), loaded.numbers[...].tolist(), loaded.nothing.shape) == (5, [0, 1, 2], (0, 4))
 
 
@@ -279,7 +279,7 @@ ADDED = {  # another rank in each layer, and one layer without
 def test_a_low_rank_matrix_is_added_before_rounding(
     folder: Path, chunk: int | None, place: load_module.Placement, dtype: str
 ) -> None:
-    loaded = load(Network(dtype), TensorFiles(folder), place, ADDED, chunk_bytes=chunk)
+    loaded = load_weights(Network(dtype), TensorFiles(folder), place, ADDED, chunk_bytes=chunk)
     kernels = {f"blocks.{layer}.linear.weight": loaded.layers.linear.kernel[layer] for layer in range(4)}
     kernels["whole.weight"] = loaded.whole.kernel[...]
     disk = load_file(folder / "model.safetensors")
@@ -305,8 +305,8 @@ def test_merging_a_lora_equals_loading_with_it(folder: Path, place: load_module.
     save(random_weights(Network(dtype), seed=0), folder / "model.safetensors")
     files, before = TensorFiles(folder), one_device if place is one_device else split
     merged, read = (
-        jax.tree.map(jnp.copy, load(Network(dtype), files, before)),
-        load(Network(dtype), files, place, ADDED),
+        jax.tree.map(jnp.copy, load_weights(Network(dtype), files, before)),
+        load_weights(Network(dtype), files, place, ADDED),
     )
     pointers = [addresses(array) for array in jax.tree.leaves(merged)]
     merge_lora(merged, place, ADDED)
@@ -324,8 +324,8 @@ def test_strength_zero_changes_nothing(folder: Path, chunk: int | None) -> None:
     files = TensorFiles(folder)
     nothing = {name: replace(factors, strength=0.0) for name, factors in ADDED.items()}
     for one, other in zip(
-        jax.tree.leaves(load(Network("bfloat16"), files, one_device, nothing, chunk_bytes=chunk)),
-        jax.tree.leaves(load(Network("bfloat16"), files, one_device, chunk_bytes=chunk)),
+        jax.tree.leaves(load_weights(Network("bfloat16"), files, one_device, nothing, chunk_bytes=chunk)),
+        jax.tree.leaves(load_weights(Network("bfloat16"), files, one_device, chunk_bytes=chunk)),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
@@ -340,7 +340,7 @@ def test_sharded_files_are_read_by_their_index(tmp_path: Path, network: Network)
         save_file(tensors, tmp_path / f"model-{number}.safetensors")
     shards = {name: f"model-{int(name in names[5:])}.safetensors" for name in names}
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {str(shards).replace(chr(39), chr(34))}}}')
-    jax.tree.map(np.testing.assert_array_equal, load(Network(), TensorFiles(tmp_path), one_device), network)
+    jax.tree.map(np.testing.assert_array_equal, load_weights(Network(), TensorFiles(tmp_path), one_device), network)
     (tmp_path / "model-1.safetensors").unlink()
     with pytest.raises(UsageError, match=r"model-1.safetensors is missing"):
         TensorFiles(tmp_path)
@@ -376,7 +376,7 @@ def test_layers_of_several_dtypes_are_sent_unchanged(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.numbers = Scope("float32").stacked("blocks", range(2)).weight("number", (), ())
 
-    loaded = load(Numbers(), TensorFiles(tmp_path), one_device, chunk_bytes=2**20)
+    loaded = load_weights(Numbers(), TensorFiles(tmp_path), one_device, chunk_bytes=2**20)
     np.testing.assert_array_equal(loaded.numbers[...], values)
 
 

@@ -22,8 +22,8 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, declared
-from ltx2_cli.weights.gguf_files import PACKED
-from ltx2_cli.weights.load import load, mismatches
+from ltx2_cli.weights.gguf_files import BLOCK_TYPES
+from ltx2_cli.weights.load import load_weights, mismatches
 from ltx2_cli.weights.quantized_files import row_scales
 from program import run_program
 
@@ -89,7 +89,7 @@ def test_every_format_is_read_to_the_bit(tmp_path: Path, form: str, monkeypatch:
         files = TensorFiles(path)
         assert mismatches(Network("float32"), files) == []
         for dtype in ("float32", "bfloat16"):
-            check(load(Network(dtype), files, place, chunk_bytes=chunk), meant)
+            check(load_weights(Network(dtype), files, place, chunk_bytes=chunk), meant)
 
 
 class Delta(NamedTuple):
@@ -108,7 +108,7 @@ def test_a_lora_is_added_to_the_numbers_in_float32(tmp_path: Path, form: str) ->
     for name in ("blocks.1.weight", "blocks.2.weight", WHOLE):
         meant[name] = meant[name] + b @ a
     deltas = {name: Delta() for name in ("blocks.1.weight", "blocks.2.weight", WHOLE)}
-    check(load(Network("bfloat16"), TensorFiles(path), split, deltas), meant)
+    check(load_weights(Network("bfloat16"), TensorFiles(path), split, deltas), meant)
 
 
 def test_codes_and_scales_can_be_had(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_format_of_the_whole_file_holds_for_weights_with_a_scale(tmp_path: Pat
         metadata["quant_format"] = "mxfp8"
 
     meant = write(path := tmp_path / "model.safetensors", "mxfp8", True, change)
-    check(load(Network("bfloat16"), TensorFiles(path), one_device), meant)
+    check(load_weights(Network("bfloat16"), TensorFiles(path), one_device), meant)
 
 
 def drop(suffix: str) -> Change:
@@ -244,10 +244,10 @@ def test_a_scale_of_a_block_that_is_no_number_ends_the_run(tmp_path: Path, form:
 
     write(path := tmp_path / "model.safetensors", form, True, change)
     with pytest.raises(RunError, match=r"model.safetensors is damaged: a scale of whole.weight is not finite"):
-        load(Network("bfloat16"), TensorFiles(path), one_device)
+        load_weights(Network("bfloat16"), TensorFiles(path), one_device)
 
 
-@pytest.mark.parametrize("kind", [*PACKED, "BF16", "F16"])
+@pytest.mark.parametrize("kind", [*BLOCK_TYPES, "BF16", "F16"])
 def test_every_gguf_type_is_read_to_the_bit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "CACHED", 40_000)
     quantised = dict.fromkeys(("blocks.0.weight", "blocks.2.weight", WHOLE), kind)
@@ -255,7 +255,7 @@ def test_every_gguf_type_is_read_to_the_bit(tmp_path: Path, kind: str, monkeypat
     files = TensorFiles(path)
     assert mismatches(Network("float32"), files) == []
     for dtype, place, chunk in (("float32", one_device, 1), ("bfloat16", split, None)):
-        check(load(Network(dtype), files, place, chunk_bytes=chunk), meant)
+        check(load_weights(Network(dtype), files, place, chunk_bytes=chunk), meant)
 
 
 def other_type(path: Path) -> None:

@@ -20,7 +20,7 @@ from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import load_weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device, places, quantize, widen
 from ltx2_cli.weights.tensors import MatrixType
 from tools.weights import random_weights, save
@@ -74,7 +74,7 @@ def test_matrices_are_rounded_once_to_the_nearest(
     files: TensorFiles, matrices: str, place: Any, chunk_bytes: int | None
 ) -> None:
     name = "blocks.1.linear.weight"
-    loaded = load(Network(matrices), files, place, {name: Delta()}, chunk_bytes)
+    loaded = load_weights(Network(matrices), files, place, {name: Delta()}, chunk_bytes)
     a, b = map(np.float64, Delta().read())
     stored = {name: tensor.astype(np.float64) for name, tensor in load_file(files[name].file).items()}
     stored[name] += b @ a
@@ -95,7 +95,7 @@ def test_a_product_is_that_of_the_rounded_matrix(files: TensorFiles, matrices: s
     x = np.random.default_rng(1).standard_normal((5, D_IN), np.float32)
     results = []
     for place in (one_device, split):
-        network = load(Network(matrices, "float32"), files, place)
+        network = load_weights(Network(matrices, "float32"), files, place)
         results.append(np.asarray(jax.jit(Network.__call__)(network, x)))
     wide = x
     for layer in range(LAYERS):
@@ -124,7 +124,7 @@ def test_what_a_file_has_in_eight_bits_is_kept(files: TensorFiles, tmp_path: Pat
     kind = read.matrix_type
     assert kind is not None
     changed = "blocks.1.linear.weight"
-    network = load(Network(kind.dtype.name, group_size=kind.group_size), read, place, {changed: Delta()})
+    network = load_weights(Network(kind.dtype.name, group_size=kind.group_size), read, place, {changed: Delta()})
     stack = network.layers.kernel.get_value()
     first = jax.tree.map(lambda array: array[0], stack)
     for name, matrix in (("blocks.0.linear.weight", first), ("whole.weight", network.whole.kernel.get_value())):
@@ -144,7 +144,7 @@ def test_a_product_with_what_is_kept_is_that_of_its_numbers(files: TensorFiles, 
     stored, metadata, meant = quantised_file(tensors, {"whole.weight": form}, in_metadata=False)
     save_torch_file(stored, tmp_path / "model.safetensors", metadata)
     read = TensorFiles(tmp_path)
-    network = load(Network(read.matrix_type.dtype.name, "float32", read.matrix_type.group_size), read, split)
+    network = load_weights(Network(read.matrix_type.dtype.name, "float32", read.matrix_type.group_size), read, split)
     x = np.random.default_rng(2).standard_normal((7, D_IN), np.float32)
     got = jax.jit(lambda linear, x: linear(x))(network.whole, x)
     wanted = x @ meant["whole.weight"].T + tensors["whole.bias"]
@@ -189,7 +189,7 @@ def test_eight_bits_take_half_of_the_memory_of_sixteen(files: TensorFiles) -> No
     for matrices in (None, "int8"):
         kernel = Network(matrices).layers.kernel
         sizes[matrices] = bytes_on_device(kernel.get_value(), split(kernel))
-        loaded = load(Network(matrices), files, split).layers.kernel.get_value()
+        loaded = load_weights(Network(matrices), files, split).layers.kernel.get_value()
         held = sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(loaded))
         assert held == sizes[matrices]
     assert sizes["int8"] == sizes[None] / 2 + LAYERS * D_OUT / 4 * 4  # scales in float32, split over four devices

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.core.networks import placement
+from ltx2_cli.core.components import placement
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.mesh import lay_out
 from ltx2_cli.plan.resolve import plan_offline
@@ -24,7 +24,7 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer as transfer_module
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
 from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, weights
-from ltx2_cli.weights.load import CHUNK_BYTES, load
+from ltx2_cli.weights.load import CHUNK_BYTES, load_weights
 from ltx2_cli.weights.transfer import SMALL, Place, chunks, scatter_unused_axes
 from model_versions import LTX2_3
 from tools.weights import random_weights, save
@@ -70,7 +70,7 @@ def test_every_byte_is_sent_to_only_one_device(
 ) -> None:
     monkeypatch.setattr(transfer_module, "SMALL", 2**8)  # the tiny denoiser's matrices are large
     plan = lay_out(read_sharding(profile), jax.devices(), weights(denoiser()), rows=2)
-    loaded = jax.tree.leaves(load(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=chunk))
+    loaded = jax.tree.leaves(load_weights(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=chunk))
     assert plan.mesh.size == (1 if profile == "single" else 8)
     assert sum(sent) <= 1.01 * sum(array.nbytes for array in loaded)
 
@@ -164,7 +164,7 @@ def test_loading_takes_no_longer_than_reading(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(load_module, "send", slowly)
         began = time.monotonic()
-        loaded = load(Stack(), FromSlowDisk(tmp_path, disk), one_device, chunk_bytes=layer)
+        loaded = load_weights(Stack(), FromSlowDisk(tmp_path, disk), one_device, chunk_bytes=layer)
         took = time.monotonic() - began
         np.testing.assert_array_equal(loaded.layers[...], stack.layers[...])
         return took
@@ -193,7 +193,7 @@ def test_reading_continues_during_a_slow_transfer(tmp_path: Path, monkeypatch: p
         return send(*inputs)
 
     monkeypatch.setattr(load_module, "send", waiting)
-    load(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
+    load_weights(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
 
 
 def test_the_host_reads_ahead_only_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_the_host_reads_ahead_only_to_its_limit(tmp_path: Path, monkeypatch: pyt
         return send(*inputs)
 
     monkeypatch.setattr(load_module, "send", waiting)
-    load(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
+    load_weights(Stack(), Noting(tmp_path), one_device, chunk_bytes=layer)
     assert max(most) <= 3  # the one that is sent, and two of the three that may be ahead with it
 
 
@@ -256,7 +256,7 @@ def test_every_weight_has_its_declared_sharding(
     network = random_weights(Network(), seed=0)
     save(network, tmp_path / "model.safetensors")
     place = turned(Mesh(np.asarray(jax.devices()[:devices]).reshape(-1, min(2, devices)), ("tokens", "heads")))
-    loaded = load(Network(dtype), TensorFiles(tmp_path), place, chunk_bytes=chunk)
+    loaded = load_weights(Network(dtype), TensorFiles(tmp_path), place, chunk_bytes=chunk)
     for weight, as_saved in zip(weights(loaded), weights(network), strict=True):
         wanted, array = place(weight), weight.get_value()
         assert (array.format if isinstance(wanted, Format) else array.sharding) == wanted, weight.source

@@ -12,7 +12,7 @@ from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import VocoderWithBWE
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import locate
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import load_weights
 from ltx2_cli.weights.published import FOLDER_FILES
 from tools.train_demo import hearing
 from tools.train_demo.audio import spectrograms
@@ -28,9 +28,9 @@ def given_back(checkpoint: str, count: int) -> dict[str, float]:
     a tone is within a quarter of a semitone, and how far the others are at most."""
     found, device = open_folder(locate(checkpoint, FOLDER_FILES)), Mesh(np.array(jax.devices()[:1]), ("one",))
     place, scope = (lambda weight: NamedSharding(device, PartitionSpec())), Scope("float32")
-    vae = load(VideoVAE(scope, found.arch.vae), found.files["vae"], place)
-    audio_vae = load(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
-    vocoder = load(VocoderWithBWE(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
+    vae = load_weights(VideoVAE(scope, found.arch.vae), found.files["vae"], place)
+    audio_vae = load_weights(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
+    vocoder = load_weights(VocoderWithBWE(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     # weights are arguments: as constants, XLA would compute with them while it compiles
     again = compiled(lambda vae, video: vae.decode(vae.encode(video)).clip(-1, 1))

@@ -15,7 +15,7 @@ from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.request.spec import DType
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, map_weights, weights
-from ltx2_cli.weights.load import load
+from ltx2_cli.weights.load import load_weights
 from ltx2_cli.weights.published import UPSAMPLER
 from tools.train_demo.arch import ARCH, UPSAMPLER_ARCH
 from tools.train_demo.denoiser import Denoiser, by_folder
@@ -28,9 +28,9 @@ def read_networks(folder: Path) -> dict[str, nnx.Module]:
     found, device = open_folder(folder), Mesh(np.array(jax.devices()[:1]), ("one",))
     place = NamedSharding(device, PartitionSpec())
     networks = abstract_networks(found.arch, DType.float32, DType.float32, scan_layers=False)._asdict()
-    loaded = {name: load(networks[name], files, lambda weight: place) for name, files in found.files.items()}
+    loaded = {name: load_weights(networks[name], files, lambda weight: place) for name, files in found.files.items()}
     upsampler = LatentUpsampler(Scope("float32"), UPSAMPLER_ARCH)
-    loaded[UPSAMPLER] = load(upsampler, TensorFiles(folder / UPSAMPLER), lambda weight: place)
+    loaded[UPSAMPLER] = load_weights(upsampler, TensorFiles(folder / UPSAMPLER), lambda weight: place)
     words = json.loads((found.tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
     return loaded | {TEXT_ENCODER: _with_vocabulary(loaded[TEXT_ENCODER], words)}
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ltx2_cli.models.upsampler import LatentUpsampler, upsample
+from ltx2_cli.models.upsampler import LatentUpsampler, upsample_latents
 from ltx2_cli.models.video_vae import LatentStatistics
 from ltx2_cli.weights.declare import Scope
 from tools.train_demo.arch import UPSAMPLER_ARCH
@@ -33,7 +33,7 @@ def loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """How far normalised latents are from those of the large clip, squared."""
     small, large = batch
-    made = upsample(upsampler, statistics, small + NOISE * jax.random.normal(key, small.shape))
+    made = upsample_latents(upsampler, statistics, small + NOISE * jax.random.normal(key, small.shape))
     return jnp.mean(jnp.square(made - large)), {}
 
 

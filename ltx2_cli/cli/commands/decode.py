@@ -28,8 +28,8 @@ class Decode(LatentsOptions):
     def run(self, session: Session) -> None:
         """Write the files."""
         from ltx2_cli.cli.values import layers, overrides
-        from ltx2_cli.runs.decode import decode
+        from ltx2_cli.runs.decode import decode_clips
 
         with synchronized(session.hosts):
             given, above = overrides(self), layers(self)
-        decode(session, self.latents, given, above, names=self.files or (), silent=self.silent)
+        decode_clips(session, self.latents, given, above, names=self.files or (), silent=self.silent)

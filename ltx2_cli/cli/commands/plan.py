@@ -11,7 +11,7 @@ from ltx2_cli.console import reporter
 
 @command("plan", INSPECT)
 @dataclass(kw_only=True)
-class Plan(ClipOptions, WishOptions):
+class PlanCommand(ClipOptions, WishOptions):
     """Estimate memory, communication and time of a clip. Needs no weights, no network and not the devices.
 
     ltx2 plan --model ltx2.3 --topology v6e:2x4

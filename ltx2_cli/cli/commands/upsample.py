@@ -12,7 +12,7 @@ from ltx2_cli.cli.options import (
     Count,
     KeepOptions,
     LatentsOptions,
-    Loras,
+    LoraOption,
     OutputFile,
     SaveLatents,
     Text,
@@ -26,7 +26,7 @@ from ltx2_cli.runs.session import Session, synchronized
 
 @command("upsample", CONTINUE)
 @dataclass(kw_only=True)
-class Upsample(LatentsOptions, KeepOptions):
+class UpsampleCommand(LatentsOptions, KeepOptions):
     """Upsample saved latents and refine them at the new size. Prints the path of the video or latents.
 
     ltx2 generate --recipe two_stage --prompt "a fox" --draft --save-latents fox.safetensors
@@ -44,7 +44,7 @@ class Upsample(LatentsOptions, KeepOptions):
     ] = None
     seed: Annotated[Count, option(STEPS, "Seed of the noise; default: as the file says.")] = None
     upsampler: Upsampler = None
-    lora: Loras = None
+    lora: LoraOption = None
     output: OutputFile = None
     save_latents: SaveLatents = None
     latents_only: Annotated[bool, option(FILES, "Write no video.")] = False
@@ -52,9 +52,9 @@ class Upsample(LatentsOptions, KeepOptions):
     def run(self, session: Session) -> None:
         """Make the clips, or only their latents."""
         from ltx2_cli.cli.values import layers, overrides, run_settings
-        from ltx2_cli.runs.upsample import upsample
+        from ltx2_cli.runs.upsample import upsample_clips
 
         with synchronized(session.hosts):
             given, above, settings = overrides(self), layers(self), run_settings(self)
         product = Product.latents if self.latents_only else Product.clips
-        upsample(session, self.latents, given, above, settings, product=product, refine=not self.no_refine)
+        upsample_clips(session, self.latents, given, above, settings, product=product, refine=not self.no_refine)

@@ -2,8 +2,9 @@
 
 import jax
 
-from ltx2_cli.nn.kernels.operands import LANES, Kernel, PartialAttention, Vector, Workload, by_head
+from ltx2_cli.nn.kernels.operands import Kernel, PartialAttention, Vector, Workload, by_head
 from ltx2_cli.nn.kernels.xla import in_query_blocks
+from ltx2_cli.parallel.mesh import LANES
 from ltx2_cli.request.spec import DType
 
 LEAST_CAPABILITY = 8.0  # compute capability of the oldest GPUs that cuDNN's attention is made for

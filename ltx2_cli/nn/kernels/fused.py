@@ -21,12 +21,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ltx2_cli.chips import BlockSizes, chip
-from ltx2_cli.nn.kernels.operands import LANES, MASKED, Kernel, Operands, PartialAttention, Workload
+from ltx2_cli.nn.kernels.operands import MASKED, Kernel, Operands, PartialAttention, Workload
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.parallel.constrain import device
+from ltx2_cli.parallel.mesh import LANES
 from ltx2_cli.request.spec import DType
 
-SUBLANES = 16  # rows of a tile of 16-bit values
+BF16_SUBLANES = 16  # rows of a tile of 16-bit values
 ROPE_CHUNK = 1024  # keys that are rotated at a time
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
@@ -78,7 +79,7 @@ class Sizes(NamedTuple):
         return _up(self.keys, self.key_block)
 
 
-def attend(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
+def attend_fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
     """Attention over the first `valid` keys; None: over all. Channels are zero-padded to whole blocks of lanes."""
     width, head_dim = operands.queries.shape[-1], operands.queries.shape[-1] // heads
 
@@ -120,7 +121,7 @@ def _obstacle(workload: Workload) -> str:
     return ""
 
 
-KERNEL = Kernel(attend, _obstacle, for_tpus=True)
+KERNEL = Kernel(attend_fused, _obstacle, for_tpus=True)
 
 
 def vmem_bytes(device: jax.Device) -> float:
@@ -163,7 +164,7 @@ def fused_attention(
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
     weighs_keys = blocks.key_weights is not None
     chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys) or _block_sizes(device)[-1]
-    query_block, key_block = _block(queries, chosen.queries, SUBLANES), _block(keys, chosen.keys, LANES)
+    query_block, key_block = _block(queries, chosen.queries, BF16_SUBLANES), _block(keys, chosen.keys, LANES)
     # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
     unroll = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
     sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll)
@@ -251,7 +252,7 @@ def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: An
 def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Array) -> None:
     """Fill the scratch: rotated keys, and values with ones beside them. Keys that are not valid become the first key,
     which changes no largest score; their values and ones become zeros, which change no sum."""
-    first = _rotated_keys(sizes, blocks, pl.ds(0, min(SUBLANES, sizes.keys)))[:1]
+    first = _rotated_keys(sizes, blocks, pl.ds(0, min(BF16_SUBLANES, sizes.keys)))[:1]
 
     def store(start: jax.Array | int, length: int) -> jax.Array:
         here = pl.ds(start, length)

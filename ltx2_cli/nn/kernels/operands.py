@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from ltx2_cli.nn.rope import rotate
 from ltx2_cli.request.spec import DType
 
-LANES = 128  # of a TPU's vector
 MASKED = -1e30  # a score that does not count, below all others: exp is 0, and no sum of such scores overflows
 
 

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from ltx2_cli.nn.kernels.operands import LANES, Kernel, PartialAttention, Vector, by_head, pad_tokens
+from ltx2_cli.nn.kernels.operands import Kernel, PartialAttention, Vector, by_head, pad_tokens
 from ltx2_cli.nn.layers import precision
 from ltx2_cli.parallel.constrain import device
+from ltx2_cli.parallel.mesh import LANES
 
 BLOCKS = (1024, 896, 768, 640, 512)  # lengths of blocks, whose scores stay in a core's VMEM
 

@@ -11,19 +11,17 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from ltx2_cli.background import in_background
-from ltx2_cli.core.advice import (
-    LOAD,
-    memory_for,
-)
+from ltx2_cli.core.advice import memory_for
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, compiling_threads
-from ltx2_cli.core.report import Report
+from ltx2_cli.core.report import LOAD, Report
 from ltx2_cli.errors import NotFiniteError, RunError
+from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.inputs import DENOISER, STAGE2_DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
-from ltx2_cli.weights.load import load, merge_lora, not_finite
+from ltx2_cli.weights.load import load_weights, merge_lora, not_finite
 from ltx2_cli.weights.quantized_matrix import placed
 from ltx2_cli.weights.transfer import Placement
 
@@ -94,7 +92,7 @@ class Components:
             if name == DENOISER:
                 self.resident.pop(STAGE2_DENOISER, None)  # subtracting what was merged would not be exact
             spoken = name.replace("_", " ")
-            with report.activity(f"load {spoken}"), memory_for(f"{LOAD}{spoken}", self.plan):
+            with report.activity(f"{LOAD} {spoken}"), memory_for(f"{LOAD} the {spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
                 if name != STAGE2_DENOISER:  # which is mostly in memory
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
@@ -119,7 +117,9 @@ class Components:
 
     def _loaded(self, name: str, where: str) -> Any:
         plan = self.plan
-        return load(plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.lora_deltas.get(name))
+        return load_weights(
+            plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.lora_deltas.get(name)
+        )
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser: the first stage's with further LoRAs merged in, or loaded from files if that one
