@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
+from omegaconf import EnumNode, FloatNode, IntegerNode, StringNode, ValidationError
 
 from ltx2_cli.artifacts.files import read_limited
 from ltx2_cli.errors import UsageError
@@ -27,7 +27,9 @@ MOST_NEAR = 3  # of more names, beside the closest
 EXPECTED = {"seed": "7, 1 2 3 or 0..15"}  # of keys that are read in a form of their own
 TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 type_hints = cache(get_type_hints)  # of a dataclass, which a batch asks for thousands of times
-NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode(), bool: BooleanNode()}
+NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode()}
+# words for true and false; YAML 1.1 has the first six
+TRUTHS = {**yaml.SafeLoader.bool_values, "y": True, "n": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,10 @@ def _convert(value: Any, kind: Any) -> Any:
         return value
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _convert_section(value, kind)
+    if kind is bool and (word := str(value).lower()) in TRUTHS:
+        return TRUTHS[word]
     node = EnumNode(kind) if isinstance(kind, type) and issubclass(kind, Enum) else NODES.get(kind)
-    if node is None or value is None:
+    if node is None or value is None or (kind is str and isinstance(value, bool)):
         raise ValidationError
     return node.validate_and_convert(value)
 

@@ -1,5 +1,5 @@
 """YAML as plain data, bounded in size: no interpolation, tags or anchors; written so that it reads back unchanged.
-Types are those of YAML 1.1, but times, `1:30` and `0100` are text."""
+Types are those of YAML 1.1, but times, `1:30`, `0100`, `yes` and `off` are text."""
 
 import json
 import re
@@ -19,7 +19,7 @@ PAGE = "a page of `key: value` lines is expected"
 MAX_TEXT = 1_000_000  # characters, and bytes of a file; a record has about 5,000
 MAX_NODES = 10_000  # keys and values; a record has about 100
 MAX_DEPTH = 32
-FLOAT, INT, TIME = (f"tag:yaml.org,2002:{name}" for name in ("float", "int", "timestamp"))
+FLOAT, INT, TIME, BOOL = (f"tag:yaml.org,2002:{name}" for name in ("float", "int", "timestamp", "bool"))
 NUMBERS = {
     INT: re.compile(r"[-+]?(0|[1-9]\d*)$"),
     FLOAT: re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
@@ -49,12 +49,13 @@ class _Dumper(yaml.CSafeDumper):
 
 _Dumper.add_multi_representer(StrEnum, lambda dumper, value: dumper.represent_str(value.value))
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (FLOAT, INT, TIME)]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (FLOAT, INT, TIME, BOOL)]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 for _kind in (_Loader, _Dumper):
     for _tag, _pattern in NUMBERS.items():
         _kind.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+_Loader.add_implicit_resolver(BOOL, re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def parse(text: str) -> Any:

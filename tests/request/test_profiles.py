@@ -338,12 +338,17 @@ def test_a_record_keeps_any_text():
     assert len({*texts}) > 1900
 
 
-def test_plain_values_have_yaml_1_1_types_except_unusual_numbers():
+def test_plain_values_have_yaml_1_1_types_except_unusual_words_and_numbers():
     numbers = {"1e3": 1000.0, "1e-3": 0.001, "1.5e3": 1500.0, "-7": -7, "0": 0, ".5": 0.5, "1.": 1.0, ".inf": inf}
-    others = {"yes": True, "off": False, "null": None, "~": None, "y": "y"}
-    others |= {text: text for text in ("2020-01-01", "e3", "1:30", "1:30.5", "0100", "0x1F", "0b1", "1_000", "1_0.5")}
+    others = {"true": True, "FALSE": False, "null": None, "~": None}
+    others |= {
+        text: text
+        for text in ("y", "yes", "off", "2020-01-01", "e3", "1:30", "1:30.5", "0100", "0x1F", "0b1", "1_000", "1_0.5")
+    }
     for text, value in {**numbers, **others}.items():
         assert (parse(text), type(parse(text))) == (value, type(value))
+    spec = read_spec(prompt="rain", model="demo", dotlist=["compile_cache=off", "keep_resident=yes"])
+    assert (spec.compile_cache, spec.keep_resident) == ("off", True)
 
 
 def test_a_record_has_its_provenance_and_needs_no_files(page: Page):
@@ -437,6 +442,8 @@ def test_values_of_a_file_stay_under_any_model(page: Page):
         ({"height": "tall"}, "`height` is 'tall'; expected an integer", "config show"),
         ({"height": True}, "`height` is True; expected an integer", "config show"),
         ({"prompt": None}, "`prompt` is None; expected text", "config show"),
+        ({"prompt": True}, "`prompt` is True; expected text", "config show"),
+        ({"keep_resident": 7}, "`keep_resident` is 7; expected true or false", "config show"),
         ({"seed": 1.5}, "`seed` is 1.5; expected 7, 1 2 3 or 0..15", "for example: --seed 0..15"),
         ({"streams": "sound"}, "`streams` is 'sound'; expected one of both, video, audio", "config show"),
         ({"dtype": "bf16"}, "`dtype` is 'bf16'; expected one of float32, bfloat16, float16", "config show"),
