@@ -194,9 +194,9 @@ class WishOptions(ConfigOptions):
         Text,
         option(SIZE, "Short side, e.g. 720p, rounded to a size that the recipe makes.", metavar="PIXELSp"),
     ] = None
-    duration: Annotated[Text, option(SIZE, "Length, e.g. 5s, in place of a number of frames.", metavar="SECONDS")] = (
-        None
-    )
+    duration: Annotated[
+        Text, option(SIZE, "Length, e.g. 5s, in place of a number of frames; auto: by the prompt.", metavar="SECONDS")
+    ] = None
 
 
 @dataclass(kw_only=True)

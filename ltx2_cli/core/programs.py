@@ -28,7 +28,7 @@ from ltx2_cli.request.spelling import typed
 KEPT_NOWHERE = "compiled programs are kept nowhere: "
 # What jax warns of each program, and what is warned of here: the reason.
 TROUBLE = re.compile(rf"(?:Error \w+ persistent compilation cache entry for '.*?': |{KEPT_NOWHERE})(.*)", re.DOTALL)
-CORES, MEMORY = 4, 8e9  # of the host, for each program: libtpu used 1.6 GB for a forward of LTX-2.3
+CORES, MEMORY = 4, 10e9  # of the host, for each program: libtpu used 8.9 GB for the audio of LTX-2.3
 _LOWERING = Lock()  # to trace is work of Python, of which one thread does as much as several
 
 

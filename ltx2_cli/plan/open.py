@@ -8,17 +8,27 @@ from typing import Any, NamedTuple, TypeVar
 
 from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
+from ltx2_cli.models.arch import ConnectorsArch
+from ltx2_cli.models.duration_head import DurationHead, open_duration_head
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER, Checkpoint, preset_checkpoint, preset_upsampler
 from ltx2_cli.models.open_checkpoint import open_denoiser, open_file, open_folder
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.plan import recipe
+from ltx2_cli.request.profiles import DENOISER_FOLDER
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
-from ltx2_cli.weights.hub import Download, as_path, list_downloads, local_path, locate
+from ltx2_cli.weights.hub import Download, as_path, beside, list_downloads, local_path, locate
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
-from ltx2_cli.weights.published import TEXT_ENCODER_FILES, UPSAMPLER_FILES, checkpoint_files
+from ltx2_cli.weights.published import (
+    DURATION_HEAD,
+    DURATION_HEAD_FILE,
+    DURATION_HEAD_FILES,
+    TEXT_ENCODER_FILES,
+    UPSAMPLER_FILES,
+    checkpoint_files,
+)
 
 T = TypeVar("T")
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
@@ -76,6 +86,19 @@ def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> t
     if place := _find(name, UPSAMPLER_FILES, offline) if name else checkpoint.where:
         return _once(open_upsampler, place, checkpoint.arch.vae)
     return preset_upsampler(name or ""), TensorFiles()
+
+
+def find_duration_head(name: str, connectors: ConnectorsArch, offline: bool = False) -> DurationHead | None:
+    """The duration head of the checkpoint `name`; None if it is not here, and `offline`. Raises `UsageError` for a
+    checkpoint without one."""
+    split = Path(name.partition("@")[0]).parent.name == DENOISER_FOLDER
+    place = _find(*((beside(name, DURATION_HEAD_FILE), ()) if split else (name, DURATION_HEAD_FILES)), offline)
+    head = place if split or place is None else place / DURATION_HEAD
+    if head is None:
+        return None
+    if head.exists():
+        return _once(open_duration_head, head, connectors)
+    raise UsageError(f"there is no duration head, which LTX-2.5 alone has: {head}", "a length: --duration 5s")
 
 
 class SecondStage(NamedTuple):

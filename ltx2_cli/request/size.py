@@ -7,6 +7,8 @@ from math import sqrt
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import ConditionSpec, RunSpec
 
+BY_PROMPT = "auto"  # a duration: that of the shot which the prompt describes
+SHORTEST_SECONDS = 1  # of a length by the duration head; the longest is that of all clips
 LONGEST_SECONDS = 20  # of the clips that LTX-2 and LTX-2.3 were trained on
 NUMBER = r"(\d{1,5}(?:\.\d{1,9})?)"
 SIDES = ("width", "height")
@@ -44,11 +46,22 @@ def size_of(width: int, height: int, aspect: str | None, resolution: str | None,
 def frames_of(duration: str, fps: float, legal: Lengths) -> int:
     """The `legal` number of frames nearest to `duration` in seconds. Raises `UsageError` for malformed texts, and for
     more than the largest legal number."""
+    if duration == BY_PROMPT:
+        raise UsageError("--duration auto is an option of `ltx2 generate` alone", "a length: --duration 5s")
     frames, most = seconds_of(duration, "--duration") * fps, legal["num_frames"][-1]
     if frames > most:
         sentence = f"--duration {duration} is {frames:.0f} frames at {fps:g} a second, at most {most} are made"
         raise UsageError(sentence, f"nearest: --duration {int(most / fps)}s")
     return _nearest(legal["num_frames"], frames)
+
+
+def predicted_frames(seconds: float, fps: float, legal: Lengths) -> int:
+    """The largest `legal` number of frames in a predicted length, which is brought into 1 to 20 s first; the smallest
+    from 1 s on where there is none."""
+    least, most = max(1, round(SHORTEST_SECONDS * fps)), round(LONGEST_SECONDS * fps)
+    frames = min(max(round(seconds * fps), least), most)
+    long_enough = [number for number in legal["num_frames"] if number >= least] or legal["num_frames"][-1:]
+    return max((number for number in long_enough if number <= frames), default=long_enough[0])
 
 
 def _nearest(legal: Sequence[int], value: float) -> int:

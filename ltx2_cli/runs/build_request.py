@@ -15,6 +15,7 @@ from ltx2_cli.request.layers import ConfigLayer, read_content, read_file, read_t
 from ltx2_cli.request.profiles import FLAG, RequestLayers, merge_layers, validated_spec
 from ltx2_cli.request.size import frames_of, size_of
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.request.validation import validate
 from ltx2_cli.request.yaml import MAX_TEXT, PAGE
 from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
@@ -90,6 +91,12 @@ def sized_request(
     length = f"{spec.num_frames} frames, {spec.num_frames / spec.fps:.2f} s"
     report.defer(f"asked: {', '.join(asked)}; got: {spec.width}x{spec.height}, {length}")
     return spec, wished
+
+
+def check_no_length(values: Mapping[str, object], layers: Layers) -> None:
+    """Raise `UsageError` for a number of frames beside --duration."""
+    if "num_frames" in merge_layers(values, None, layers.settings).layers[FLAG]:
+        raise UsageError(f"{option_name('num_frames')} is not taken beside --duration", "leave out --duration")
 
 
 def config_page(path: Path | None) -> ConfigLayer | None:

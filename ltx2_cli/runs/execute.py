@@ -26,6 +26,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.auto_duration import check_duration_head, with_predicted_length
 from ltx2_cli.runs.latents import check_source
 from ltx2_cli.runs.past_times import expected_time, remember
 from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan, check_downloads
@@ -42,11 +43,20 @@ def execute_request(
         check_downloads(session, request)
     with agreed_plan(session, request, drawn) as plan:
         check_distinct(files, input_files(plan))
+        head = check_duration_head(session, plan) if settings.auto_duration else None
     if session.dry_run:
         return
+    components, start = open_components(plan), START
+    if head:
+        spec, texts = with_predicted_length(session, plan, components, head)
+        before = plan
+        with agreed_plan(session, Request(spec, find_devices(), product=product)) as plan:
+            check_distinct(files, input_files(plan))
+        components.adopt(plan)
+        # Text of another layout differs in its last bits from that of a replay.
+        start = texts if plan.sharding == before.sharding else START
     if settings.no_compile:
         session.resources.enter_context(forbid_compilation(programs(plan, product)))
-    components = open_components(plan)
     if drawn and not settings.warmup:
         session.report.note(f"seed: {plan.spec.seeds[0]}")
     if not settings.warmup:
@@ -59,7 +69,7 @@ def execute_request(
             goal, keep = RunGoal(product, source=None), (settings.save_run, settings.save_run_every)
             preview = Preview(settings.preview, plan, session.report) if settings.preview else ignore_progress
             path = run_file(plan.spec).path
-            execute(session, RunSaver(path, plan, goal, timings, *keep, preview=preview), components)
+            execute(session, RunSaver(path, plan, goal, timings, *keep, preview=preview), components, start)
             remember_run(session, plan, product, timings)
         if session.hosts.first and settings.perf_dump:
             timings.write(settings.perf_dump, perf_facts(plan, WARM_RUN))

@@ -34,6 +34,7 @@ NETWORK_FILES = {
         "text encoder",
         {"text_encoder": "model.", "connectors": "text_embedding_projection."},
     ),
+    "duration_head.mlp_out.weight": ("duration head", {"duration_head": "duration_head."}),
     "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight": ("video autoencoder", {"vae": ""}),
     "audio_vae.decoder.conv_in.conv.weight": ("audio autoencoder", {"audio_vae": "audio_vae.", "vocoder": "vocoder."}),
 }

@@ -19,9 +19,12 @@ class RunSettings:
     warmup: bool = False  # one step and no clip
     perf_dump: Path | None = None
     profile: Path | None = None  # folder for a trace
+    auto_duration: bool = False  # the prompt says how long the clip is, by the duration head
 
     def __post_init__(self) -> None:
         if self.warmup and self.no_compile:
             raise UsageError("--warmup compiles what --no-compile forbids", "leave one of them out")
         if self.warmup and self.preview:
             raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
+        if self.warmup and self.auto_duration:
+            raise UsageError("--warmup compiles for one length, which auto is not", "a length: --duration 5s")

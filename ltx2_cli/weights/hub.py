@@ -82,6 +82,14 @@ def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
     return None
 
 
+def beside(checkpoint: str, file: str) -> str:
+    """The address of a file in the repository of a split checkpoint, or its path above the folder of the denoiser."""
+    path, repo = as_path(checkpoint), _Repo(checkpoint)
+    if path.exists():
+        return str(path.absolute().parent.parent / file)
+    return f"{repo.id}/{file}" + (f"@{repo.revision}" if repo.revision else "")
+
+
 def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     """The files of `locate`, as the hub lists them; none for a path, or if the hub does not answer and the cache is
     complete. Writes nothing. Raises `UsageError` as `locate`."""

@@ -40,15 +40,22 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     *(f"model{ending}" for ending in WEIGHT_ENDINGS),
     *_files("text_encoder"),
 )
+DURATION_HEAD = "duration_head"  # the folder of a duration head there
+DURATION_HEAD_FILES = _files(DURATION_HEAD)
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
 UPSAMPLER_FILES = _files(UPSAMPLER)
 
 FOLDER, IN_PACKAGE, SPLIT = "folder", "in this package", "split files"  # forms; another is a single file
-MODEL_KIND, TEXT_ENCODER_KIND, LORA_KIND = "models", "text encoders", "LoRAs"  # kinds; another is an upscaler
+MODEL_KIND, TEXT_ENCODER_KIND, LORA_KIND = (
+    "models",
+    "text encoders",
+    "LoRAs",
+)  # kinds; another is an upscaler or a duration head
 
 # The files of a split model beside its denoiser, in the folders that ComfyUI has for them.
 TEXT_ENCODER_FILE = "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
 VIDEO_VAE_FILE, AUDIO_VAE_FILE = "vae/ltx-2.5-video-vae-conv-bf16.safetensors", "vae/ltx-2.5-audio-vae-bf16.safetensors"
+DURATION_HEAD_FILE = "model_patches/ltx-2.5-duration-head-bf16.safetensors"  # read for `--duration auto` alone
 
 
 def companions(file: str) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class Core:
         self.spec = self.asked = spec
         return self
 
-    def load(self, plan: "Core") -> None:
+    def open_components(self, plan: "Core") -> None:
         return None
 
     def warm_up(self, plan: "Core", components: None, report: Report) -> None:
@@ -95,7 +95,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     monkeypatch.setattr(execute, "expected_time", lambda plan, product: f"about 3 s for {product}")
     monkeypatch.setattr(execute, "remember", lambda *run: core.remembered.append(run))
     monkeypatch.setattr(execute, "perf_facts", lambda plan, measured: {"settings": {"measured": measured}})
-    for name in ("load", "warm_up", "write"):
+    for name in ("open_components", "warm_up", "write"):
         monkeypatch.setattr(execute, name, getattr(core, name))
     return core
 

@@ -2,25 +2,29 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from duration_heads import duration_head, published_names
 from kitchen import quantised_file
 from ltx2_cli import load, read_spec, resolve
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
+from ltx2_cli.media.videos import open_video
 from ltx2_cli.models.networks import BUILDERS, PRESETS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.hub import DEMO_FOLDER
-from ltx2_cli.weights.published import AUDIO_VAE_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE
+from ltx2_cli.weights.published import AUDIO_VAE_FILE, DURATION_HEAD_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE
 from model_versions import LTX2_5, other_text_encoder, random_folder
 from program import run_program, signal_at
 from split_files import split
@@ -99,13 +103,25 @@ def test_files_in_eight_bits_are_their_numbers(file: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_files_make_a_clip(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--model", str(file), "--recipe", "one_stage", "--height=64", "--width=64", "--num-frames=9", "--steps=1"]
+def test_the_files_make_a_clip(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as its prompt says: a second at least, which is nine frames here."""
+    root = tmp_path / "models"
+    model = copied(file, root)
+    (root / DURATION_HEAD_FILE).parent.mkdir()
+    save_torch_file(published_names(duration_head(LTX2_5.connectors.widths, seconds=0.4)), root / DURATION_HEAD_FILE)
+    words = ["--model", str(model), "--recipe", "one_stage", "--height=64", "--width=64", "--duration=auto", "--fps=8"]
     off = [f"--{kind}={value}" for kind, value in (("guidance-scale", 1), ("stg-scale", 0), ("modality-scale", 1))]
     clip = tmp_path / "clip.mp4"
-    more = ["--no-audio", "--set", "max_sequence_length=32", "-o", str(clip)]
+    more = ["--no-audio", "--steps=1", "--set", "max_sequence_length=32", "-o", str(clip)]
+    assert run_program(monkeypatch, "generate", "rain", *words, *off, *more, "--dry-run") == 0
+    assert "the length is known once the prompt is read; this plan is for 121 frames" in capsys.readouterr().err
     assert run_program(monkeypatch, "generate", "rain", *words, *off, *more) == 0
-    assert clip.stat().st_size > 0
+    assert re.search(r"length: 9 frames, 1\.12 s, for 0\.\d\d s by the prompt", capsys.readouterr().err)
+    assert open_video(clip).num_frames == yaml.safe_load(clip.with_suffix(".yaml").read_text())["num_frames"] == 9
+    assert run_program(monkeypatch, "info", str(root / DURATION_HEAD_FILE)) == 0
+    assert "duration head" in capsys.readouterr().out
 
 
 def test_the_first_stage_of_the_distilled_draws_noise_and_marks_its_first_frame(

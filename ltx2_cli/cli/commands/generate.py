@@ -1,12 +1,13 @@
 """`ltx2 generate`: video with audio from a prompt."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.cli.options import FILES, MakingOptions, RequestOptions, option
 from ltx2_cli.cli.registry import MAKE, command
 from ltx2_cli.errors import UsageError
+from ltx2_cli.request.size import BY_PROMPT
 from ltx2_cli.runs.session import Session, request_facts, synchronized
 
 
@@ -18,6 +19,7 @@ class Generate(RequestOptions, MakingOptions):
     ltx2 generate --model demo "a red ball bounces" -o out/demo.mp4
     ltx2 generate "a fox yawns at dawn, birdsong" --seed 7
     ltx2 generate "waves at night" --resolution 720p --aspect 16:9 --duration 8s --fps 25
+    ltx2 generate "a kettle boils" --model ltx2.5 --duration auto
     ltx2 generate "she turns around" --image her.jpg --image end.png@-1:0.8
     ltx2 generate "and rides away" --video rider.mp4
     ltx2 generate "a man sings" --audio song.mp3
@@ -33,15 +35,19 @@ class Generate(RequestOptions, MakingOptions):
     def run(self, session: Session) -> None:
         """Make the clips, or only warm up, or print the plan."""
         from ltx2_cli.cli.values import layers, overrides, prompt_and_seeds, run_settings
-        from ltx2_cli.runs.build_request import ANYTHING, build_sized_request
+        from ltx2_cli.runs.build_request import ANYTHING, build_sized_request, check_no_length
         from ltx2_cli.runs.make import make
 
         with synchronized(session.hosts) as facts:
-            settings = run_settings(self)
+            asked, settings = layers(self), run_settings(self)
             if self.draft and not self.save_latents:
                 raise UsageError("--draft writes latents, and no file is named for them", "--save-latents FILE")
             anything = {"prompt": ANYTHING} if self.warmup else {}
             values = {**anything, **overrides(self, **prompt_and_seeds(self.prompt, self.seed, self.words))}
-            spec = build_sized_request(values, layers(self), session.report, session)
+            if asked.wishes.get("duration") == BY_PROMPT:
+                check_no_length(values, asked)
+                settings = replace(settings, auto_duration=True)
+                asked = replace(asked, wishes={key: text for key, text in asked.wishes.items() if key != "duration"})
+            spec = build_sized_request(values, asked, session.report, session)
             facts |= request_facts(spec)
         make(session, spec, settings, Product.drafts if self.draft else Product.clips, self.config)

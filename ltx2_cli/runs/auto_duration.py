@@ -1,0 +1,41 @@
+"""`--duration auto`: the length of a clip by its prompt."""
+
+from dataclasses import replace
+
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.run import START, with_contexts
+from ltx2_cli.core.state import RunState
+from ltx2_cli.models.duration_head import DurationHead
+from ltx2_cli.plan.open import find_duration_head
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.sizes import legal_lengths
+from ltx2_cli.request.size import predicted_frames
+from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.validation import validate
+from ltx2_cli.runs.session import Session
+
+
+def check_duration_head(session: Session, plan: Plan) -> DurationHead | None:
+    """The duration head of a plan's checkpoint; None where a dry run would have to download it. Raises `UsageError`
+    for a checkpoint without one."""
+    head = find_duration_head(plan.spec.checkpoint, plan.arch.connectors, offline=session.dry_run)
+    if session.dry_run:
+        frames = f"{plan.num_frames} frames, {plan.num_frames / plan.spec.fps:.2f} s"
+        session.report.note(f"the length is known once the prompt is read; this plan is for {frames}")
+    return head
+
+
+def with_predicted_length(
+    session: Session, plan: Plan, components: Components, head: DurationHead
+) -> tuple[RunSpec, RunState]:
+    """The request of a plan with the length that the head reads from its prompt, and the state with the contexts of the
+    text."""
+    state = with_contexts(plan, components, START, session.report)
+    contexts = state.contexts[plan.stages[0].connectors]
+    seconds = head.seconds(Streams(*(stream[0] for stream in contexts)))  # the prompt is the first
+    spec = plan.spec
+    frames = predicted_frames(seconds, spec.fps, legal_lengths(spec))
+    session.report.note(f"length: {frames} frames, {frames / spec.fps:.2f} s, for {seconds:.2f} s by the prompt")
+    spec = replace(spec, num_frames=frames, asked=tuple(sorted({*spec.asked, "num_frames"})))
+    validate(spec)
+    return spec, state
