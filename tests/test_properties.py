@@ -33,7 +33,8 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import RunGoal, open_saved_run
 from ltx2_cli.core.state import RunState
-from ltx2_cli.diffusion.latents import SIZE_KEYS, open_latents, save_latents, to_tokens
+from ltx2_cli.diffusion.geometry import SIZE_KEYS
+from ltx2_cli.diffusion.latents import open_latents, save_latents, to_tokens
 from ltx2_cli.errors import CommandError, DoesNotFitError, PartlyFailedError, UsageError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4

@@ -1,5 +1,5 @@
-"""Typer's commands: a second value of an option is refused, names of before are known, and help has no types of
-Python. Some arguments are of classes that typer does not export."""
+"""Typer's commands: a second value of an option is refused, former names of options are read, and help shows no
+Python types. Some arguments are of classes that typer does not export."""
 
 import shlex
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class StrictCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands."""
+    """A group of commands, whose help shows no Python types."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""

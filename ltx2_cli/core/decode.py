@@ -16,19 +16,18 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.media.audio import Audio
-from ltx2_cli.media.clip import Media
+from ltx2_cli.media.clip import NO_AUDIO, NO_FRAMES, Media
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.decoding import VIDEOS, DecodePlan, decode_tiled
+from ltx2_cli.plan.decoding import VIDEO_AXIS, DecodePlan, decode_tiled
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams
 
 REPLICATED = PartitionSpec()
-NO_FRAMES, SILENCE = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
 def decode(
@@ -57,7 +56,7 @@ def _decode_rows(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Frames and waveforms of these videos on the first host; empty without a network for them. No other reference to
     arrays on the devices exists."""
-    frames, waveforms = [NO_FRAMES] * len(rows), [SILENCE] * len(rows)
+    frames, waveforms = [NO_FRAMES] * len(rows), [NO_AUDIO] * len(rows)
     decoded_video = decoded_audio = None
     if "vae" in networks:
         _, channels, *size = plan.latent_shapes.video
@@ -127,7 +126,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[ja
         levels, finite = decode_tiled(vae, latents, decoding.tiles)
         return levels, finite.reshape(1, 1, 1)
 
-    where, whose = decoding.latents.spec, PartitionSpec(VIDEOS, *IMAGE_AXES)
+    where, whose = decoding.latents.spec, PartitionSpec(VIDEO_AXIS, *IMAGE_AXES)
     split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(REPLICATED, where), out_specs=(where, whose))
     return split(vae, latents)
 

@@ -19,7 +19,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import RunError, UsageError
-from ltx2_cli.media.clip import Media
+from ltx2_cli.media.clip import NO_AUDIO, Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.plan.resolve import Plan
@@ -29,7 +29,6 @@ from ltx2_cli.weights.checkpoint import AGAIN, read_json
 MAP_FILE = "preview.json"
 UPDATES = 10  # images a stage, at most
 SPREAD = 3.0  # standard deviations of the principal component from grey to white
-NO_AUDIO = np.zeros((0, 2), np.float32)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from ltx2_cli.core.state import (
     ignore_progress,
     latents_of,
 )
-from ltx2_cli.diffusion.latents import SIZE_KEYS, from_tokens, save_latents
+from ltx2_cli.diffusion.geometry import SIZE_KEYS
+from ltx2_cli.diffusion.latents import from_tokens, save_latents
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.packets import write_clip

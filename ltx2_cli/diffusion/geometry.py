@@ -12,7 +12,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import RANGES
 
-LENGTHS = ("num_frames", "height", "width")  # keys of a request
+SIZE_KEYS = ("num_frames", "height", "width")  # of a clip, in a request and in a file's metadata
 
 
 @dataclass(frozen=True)
@@ -182,11 +182,11 @@ SAME_SIZE = UpsampleFactors(1, 1, 1)
 def clip_lengths(compression: VAECompression, by: UpsampleFactors = SAME_SIZE) -> dict[str, list[int]]:
     """Legal numbers of frames and pixels of a clip, ascending, by key of the request; for one stage, or for two with an
     upsampler of factors `by`. The nth number has n latents in the first stage."""
-    most = int(max(RANGES[key].highest for key in LENGTHS))
+    most = int(max(RANGES[key].highest for key in SIZE_KEYS))
     sizes = [
         compression.clip_size(*by.upsampled(side, side, side)) for side in range(1, most // compression.frames + 2)
     ]
-    axes = {key: [size[axis] for size in sizes] for axis, key in enumerate(LENGTHS)}
+    axes = {key: [size[axis] for size in sizes] for axis, key in enumerate(SIZE_KEYS)}
     return {key: lengths[: bisect_right(lengths, RANGES[key].highest)] for key, lengths in axes.items()}
 
 
@@ -199,7 +199,7 @@ def stage1_size(
     times, whole = Fraction(by.up, by.down), by.up % by.down == 0
     sides = f"a multiple of {times * compression.pixels}" if whole else f"{times} of a first stage's side"
     rules = {"num_frames": f"{by.time * compression.frames}k + 1", "height": sides, "width": sides}
-    for key, value in zip(LENGTHS, (num_frames, height, width), strict=True):
+    for key, value in zip(SIZE_KEYS, (num_frames, height, width), strict=True):
         place = bisect_left(legal[key], value)
         latents.append(place + 1)
         if value not in (nearest := legal[key][max(place - 1, 0) : place + 1]):

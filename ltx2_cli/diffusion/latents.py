@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ltx2_cli.artifacts.tensor_file import CHECKSUM, misfits, open_tensors, read_tensors, write_tensors
-from ltx2_cli.diffusion.geometry import Geometry, VAECompression
+from ltx2_cli.diffusion.geometry import SIZE_KEYS, Geometry, VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import MAX_FPS, MAX_FRAMES, MAX_SIDE
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled program
 LatentShape = tuple[int, ...]
-SIZE_KEYS = ("num_frames", "height", "width")  # of the clip, in a file's metadata
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
 STEP_DRAWS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
 MIN_NOISE_STD = 0.1  # that of noise is 1

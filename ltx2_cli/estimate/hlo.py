@@ -1,4 +1,4 @@
-"""Parse the text of a compiled program: computations, loops, and lines of source."""
+"""A parser of optimised HLO, the text of a compiled program: its computations, loops, and source lines."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Frames = NDArray[np.uint8]  # [frames, height, width, RGB]
+# of a clip without video, or without audio
+NO_FRAMES, NO_AUDIO = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
 
 @dataclass(frozen=True)

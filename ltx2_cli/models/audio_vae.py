@@ -40,7 +40,7 @@ class AudioVAEArch(NetworkArch):
 
     @property
     def spectra_rate(self) -> float:
-        """Spectra of a second."""
+        """Spectra per second."""
         return self.sample_rate / self.mel_hop_length
 
     @property
@@ -82,7 +82,7 @@ def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
 
 
 class AudioUpsample(nnx.Module):
-    """Every cell four times, then a convolution; the first instant stays one."""
+    """Nearest-neighbour upsampling by 2 in time and mel, then a convolution. The first instant is not doubled."""
 
     def __init__(self, scope: Scope, channels: int):
         self.conv = causal_conv(scope / "conv", channels, channels)

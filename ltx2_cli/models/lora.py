@@ -17,10 +17,10 @@ from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list, raise_all
 from ltx2_cli.weights.declare import declared
 from ltx2_cli.weights.lora import LEAVE_OUT, LoraDelta, LoraFile, LoraPair, model_version, version_of
 from ltx2_cli.weights.published import CATALOG, LORA_KIND
+from ltx2_cli.weights.quantized_files import DENOISER_PREFIX
 from ltx2_cli.weights.tensors import shape_text
 
 TARGETED = ("transformer", "connectors")
-ORIGINAL = "model.diffusion_model."
 PEFT = "base_model.model."
 MODEL_NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3", "ltx2.5": "LTX-2.5"}
 WEIGHT = ".weight"
@@ -79,8 +79,14 @@ def _aliases(networks: Networks) -> Iterator[tuple[str, Target]]:
     for network in TARGETED:
         shapes = linears(networks.present()[network])
         for tensor, native in RENAMINGS[network].originals(shapes).items():
-            own, original = tensor.removesuffix(WEIGHT), native.removesuffix(WEIGHT).removeprefix(ORIGINAL)
-            for name in (own, original, f"{network}.{own}", f"diffusion_model.{original}", f"{ORIGINAL}{original}"):
+            own, original = tensor.removesuffix(WEIGHT), native.removesuffix(WEIGHT).removeprefix(DENOISER_PREFIX)
+            for name in (
+                own,
+                original,
+                f"{network}.{own}",
+                f"diffusion_model.{original}",
+                f"{DENOISER_PREFIX}{original}",
+            ):
                 yield name, Target(network, tensor, shapes[tensor])
 
 

@@ -85,7 +85,7 @@ def receptive_field(decoder: VideoDecoder, cut: int) -> tuple[int, int]:
     return frames, side
 
 
-def scale(decoder: VideoDecoder, cut: int) -> Extent:
+def output_scale(decoder: VideoDecoder, cut: int) -> Extent:
     """Frames and pixels for each position in the output of the first `cut` layers."""
     strides = [layer.stride for layer in decoder.layers[cut:]]
     frames, height, width = (math.prod(sizes) for sizes in zip((1, 1, 1), *strides, strict=True))
@@ -150,7 +150,7 @@ def decode_tiled(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tupl
         return _levels(decoder(latents))
     x = decoder.head(latents, tiles.cut)
     _, frames, height, width, _ = x.shape
-    cuts, scales = tile_video(decoder, tiles, (frames, height, width)), scale(decoder, tiles.cut)
+    cuts, scales = tile_video(decoder, tiles, (frames, height, width)), output_scale(decoder, tiles.cut)
     frames, height, width = (axis.write_size * times for axis, times in zip(cuts, scales, strict=True))
     kept = frames - (scales[0] - 1), height, width
 
@@ -184,7 +184,7 @@ def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
     return whole
 
 
-VIDEOS = "videos"
+VIDEO_AXIS = "videos"  # of the mesh
 LEAST_PART = 2  # latents along a split side: a mirrored border repeats the second
 TILE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
 SPLITS = 4  # tried with tiles: those with the least work
@@ -248,7 +248,7 @@ def plan_tiling(
     else:
         _, needed, split, tiles = min(choices, key=itemgetter(1))
     mesh = _mesh(devices, split)
-    axes = ((), (VIDEOS,), (VIDEOS, None, *IMAGE_AXES))
+    axes = ((), (VIDEO_AXIS,), (VIDEO_AXIS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
     return DecodePlan(mesh, tiles, needed, audio_bytes, needed + audio_bytes <= decode_budget, split.videos, *shardings)
 
@@ -260,7 +260,7 @@ def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:
 
 
 def _mesh(devices: np.ndarray, split: _Split) -> Mesh:
-    return Mesh(devices.reshape(*split, -1), (VIDEOS, *IMAGE_AXES, "spare"))
+    return Mesh(devices.reshape(*split, -1), (VIDEO_AXIS, *IMAGE_AXES, "spare"))
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:

@@ -19,7 +19,7 @@ from ltx2_cli.request.profiles import DENOISER_FOLDER
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
-from ltx2_cli.weights.hub import Download, as_path, beside, list_downloads, local_path, locate
+from ltx2_cli.weights.hub import Download, as_path, beside, list_downloads, local_path, locate_or_download
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import (
     DURATION_HEAD,
@@ -138,7 +138,7 @@ def open_loras(
 
 
 def _find(name: str, wanted: Sequence[str], offline: bool) -> Path | None:
-    return local_path(name, wanted) if offline else locate(name, wanted)
+    return local_path(name, wanted) if offline else locate_or_download(name, wanted)
 
 
 def _once(open_files: Callable[..., T], *arguments: object) -> T:

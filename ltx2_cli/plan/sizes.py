@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from ltx2_cli.diffusion.geometry import SAME_SIZE, UpsampleFactors, VAECompression, clip_lengths
+from ltx2_cli.diffusion.geometry import SAME_SIZE, UpsampleFactors, clip_lengths
+from ltx2_cli.diffusion.latents import PUBLISHED_COMPRESSION
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
@@ -11,7 +12,6 @@ from ltx2_cli.plan.recipe import apply_recipe, guess_request
 from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
 
-USUAL = VAECompression(frames=8, pixels=32, audio_rate=25.0)  # of every published model
 TWICE = UpsampleFactors(time=1, up=2, down=1)  # by the upsampler of every recipe
 
 
@@ -21,7 +21,7 @@ def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
     checkpoint = _opened(*(named := (spec.checkpoint, spec.text_encoder, spec.transformer)))
     if checkpoint is None:
         one_stage = spec.recipe != AUTO and guess_request(spec).second_stage.sigmas == ()
-        return clip_lengths(USUAL, SAME_SIZE if one_stage or not spec.running.video else TWICE)
+        return clip_lengths(PUBLISHED_COMPRESSION, SAME_SIZE if one_stage or not spec.running.video else TWICE)
     by, second = SAME_SIZE, apply_recipe(spec, checkpoint.arch).second_stage
     if second.sigmas and spec.running.video:
         own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)

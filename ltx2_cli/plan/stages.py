@@ -113,10 +113,11 @@ class InitialLatents(NamedTuple):
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
     """The request for the upsampled clip of these latents."""
     num_frames, height, width = arch.compression.clip_size(*by.upsampled(*source.shapes.video[2:]))
-    return replace(spec, num_frames=num_frames, height=height, width=width, fps=source.fps * _faster(spec, by))
+    fps = source.fps * _frame_rate_factor(spec, by)
+    return replace(spec, num_frames=num_frames, height=height, width=width, fps=fps)
 
 
-def _faster(spec: RunSpec, by: UpsampleFactors) -> int:
+def _frame_rate_factor(spec: RunSpec, by: UpsampleFactors) -> int:
     """The factor of the upsampled clip's frame rate."""
     return 1 if spec.second_stage.temporal_upsample == "duration" else by.time
 
@@ -133,10 +134,10 @@ def measure_stages(
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
         sentence = "a video cannot be shown where the upsampler adds frames: the first stage has fewer"
         raise UsageError(sentence, f"{typed('second_stage.upsampler', 'FILE')} of a spatial one, or an image")
-    if by.time > _faster(spec, by) and spec.audio:
+    if by.time > _frame_rate_factor(spec, by) and spec.audio:
         sentence = "audio cannot be given where the upsampler stretches the clip: the first stage is shorter"
         raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option_name('audio')}")
-    small, fps = stage1_size(*size, by, arch.compression), spec.fps / _faster(spec, by)
+    small, fps = stage1_size(*size, by, arch.compression), spec.fps / _frame_rate_factor(spec, by)
     return _measure(spec, arch, videos, small, fps, last=False), last
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from ltx2_cli.artifacts.files import read_limited, refuse_special
 from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.core.provenance import UNFINISHED, read_provenance
-from ltx2_cli.diffusion.latents import SIZE_KEYS, open_latents
+from ltx2_cli.diffusion.geometry import SIZE_KEYS
+from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
 from ltx2_cli.request.layers import read_text
@@ -20,14 +21,14 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
+from ltx2_cli.weights.quantized_files import DENOISER_PREFIX
 from ltx2_cli.weights.tensors import Tensor
 
 INSPECTABLE = (
     "known are latents, mp4 videos, WAVs, records, checkpoints and files of their networks, LoRAs, latent upsamplers"
 )
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
-DENOISER_PREFIX = "model.diffusion_model."  # prefix of the denoiser's tensors in a single file, which others may lack
-BARE_DENOISER_TENSOR = "patchify_proj.weight"  # one of them
+BARE_DENOISER_TENSOR = "patchify_proj.weight"  # a tensor of every denoiser
 # Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
 NETWORK_FILES = {
     "model.embed_tokens.weight": (

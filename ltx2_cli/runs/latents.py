@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ltx2_cli.diffusion.geometry import clip_geometry
-from ltx2_cli.diffusion.latents import SIZE_KEYS, LatentsFile
+from ltx2_cli.diffusion.geometry import SIZE_KEYS, clip_geometry
+from ltx2_cli.diffusion.latents import LatentsFile
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec

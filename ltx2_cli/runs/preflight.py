@@ -162,10 +162,10 @@ def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iter
         enable_compilation_cache(request.spec.compile_cache)
         began = monotonic()
         plan = fitting_plan(request, session.typed)
-        if (size := session.downloads) and (seconds := monotonic() - began):
+        if (size := session.download_bytes) and (seconds := monotonic() - began):
             session.report.note(f"downloaded {quantity(size)} in {seconds:.0f} s, {quantity(size / seconds)}/s")
-            session.fetching += seconds
-        session.downloads = 0
+            session.download_seconds += seconds
+        session.download_bytes = 0
         yield plan
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
 
@@ -176,7 +176,7 @@ def check_downloads(session: Session, request: Request) -> None:
         check_published(request, session.typed)
         downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
-        session.downloads = sum(file.size for file in downloads)
+        session.download_bytes = sum(file.size for file in downloads)
         for repository, parts in groupby(downloads, lambda file: file.repository):
             size = quantity(sum(part.size for part in parts))
             session.report.note(f"downloading {size} of {repository} into {constants.HF_HUB_CACHE}")

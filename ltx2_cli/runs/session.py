@@ -72,8 +72,8 @@ class Session:
     files: list[Output] = field(default_factory=list)  # output files
     timings: list[Timings] = field(default_factory=list)  # of its runs
     shown: list[Path] = field(default_factory=list)  # the finished files
-    downloads: int = 0  # bytes of reported downloads
-    fetching: float = 0.0  # seconds of downloads
+    download_bytes: int = 0  # of reported downloads
+    download_seconds: float = 0.0
 
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes; a dry run does not."""

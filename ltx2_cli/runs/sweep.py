@@ -9,13 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import yaml
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import read_files, slug
 from ltx2_cli.errors import UsageError
-from ltx2_cli.media.clip import Media
+from ltx2_cli.media.clip import NO_AUDIO, Media
 from ltx2_cli.media.contact_sheet import sheet_content, write_contact_sheet
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import read_video
@@ -31,7 +30,6 @@ from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Jobs
 from ltx2_cli.runs.session import Session
 
 VARY_EXAMPLE = "for example: --vary guidance_scale=2,3,4"
-NO_SAMPLES = np.empty((0, 2), np.float32)
 
 
 class Varied(NamedTuple):
@@ -47,7 +45,7 @@ def sweep(session: Session, settings: BatchSettings, vary: Sequence[str], sheet_
     base = jobs.request({})
     seeds = base.seed or (own_seed({"prompt": base.prompt}, base.num_videos),)
     varied = [*map(parse_varied, vary), Varied("seed", seeds)]
-    check_once(varied)
+    refuse_repeated_keys(varied)
     count = prod(len(each.values) for each in varied)
     if count == 1 or count > MAX_VIDEOS:
         raise UsageError(f"{count} of 2 to {MAX_VIDEOS} clips are asked for", VARY_EXAMPLE)
@@ -82,7 +80,7 @@ def parse_varied(text: str) -> Varied:
     return Varied(name, parsed)
 
 
-def check_once(varied: Sequence[Varied]) -> None:
+def refuse_repeated_keys(varied: Sequence[Varied]) -> None:
     """Raise `UsageError` for a key that varies twice: only its last values would count."""
     for name, times in Counter(NAMES.get(each.name, each.name) for each in varied).items():
         if times > 1:
@@ -99,12 +97,12 @@ def _lines(varied: Sequence[Varied], place: Path | None) -> Iterator[Line]:
     """A job for each combination; with a `place`, named after the varied values."""
     for number, combination in enumerate(_combinations(varied), 1):
         values = {NAMES.get(name, name): value for name, value in combination.items()}
-        parts = [f"{name}-{_in_a_name(value)}" for name, value in combination.items()]
+        parts = [f"{name}-{_name_part(value)}" for name, value in combination.items()]
         named = {"output": str(place.with_name("-".join([place.stem, *parts]) + place.suffix))} if place else {}
         yield Line(number, json.dumps({**values, **named}))
 
 
-def _in_a_name(value: object) -> str:
+def _name_part(value: object) -> str:
     """A value as a part of a file name."""
     return re.sub(r"[^\w.-]+", "-", str(value).strip("[]{}'\" ")).strip(".") or "none"
 
@@ -134,4 +132,4 @@ def _write_sheet(jobs: Jobs, varied: Sequence[Varied], sheet: Path, content: str
 
 def _read(clip: Path) -> Media:
     file = open_video(clip)
-    return Media(read_video(clip, file.fps, file.num_frames, from_end=False).frames, NO_SAMPLES, file.fps, 1)
+    return Media(read_video(clip, file.fps, file.num_frames, from_end=False).frames, NO_AUDIO, file.fps, 1)

@@ -14,7 +14,7 @@ from ltx2_cli.request.profiles import FILE, PROFILE_KEYS, PROVENANCE, RequestLay
 from ltx2_cli.request.yaml import Values
 from ltx2_cli.weights.checkpoint import abbreviate
 from ltx2_cli.weights.digests import digest, header_digest, quick_digest
-from ltx2_cli.weights.hub import EMBEDDED, weights_here
+from ltx2_cli.weights.hub import EMBEDDED, local_weights
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
@@ -81,7 +81,7 @@ def _strange(values: Values, stated: Collection[str]) -> Iterator[str]:
         address, is_lora = (parse_lora(name)[0], True) if key.endswith("lora") else (name, False)
         local = address.startswith(("/", ".", "~")) or (is_lora and "/" not in address)  # else it may be a repository
         absent = address in PUBLISHED or (local and not user_path(address).exists())  # and refused for that
-        if not (absent or any(_is_stated(file, stated) for file in weights_here(address))):
+        if not (absent or any(_is_stated(file, stated) for file in local_weights(address))):
             yield f"the {WEIGHTS_WORDS[key]} {name}"
     for word, name, sha256 in files_named(values):
         if sha256 is None and user_path(name).exists() and not _is_stated(user_path(name), stated):

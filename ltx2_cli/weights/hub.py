@@ -57,7 +57,7 @@ def as_path(checkpoint: str) -> Path:
     return DEMO_FOLDER if checkpoint == EMBEDDED else user_path(checkpoint)
 
 
-def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
+def locate_or_download(checkpoint: str, wanted: Sequence[str]) -> Path:
     """The folder or file at the path `checkpoint`, or of the repository `REPO[/FILE][@revision]`. Downloads the files
     of a repository that match `wanted` unless the cache has them; without an answer of the hub a complete cache
     suffices. Raises `UsageError` if the files cannot be had."""
@@ -73,7 +73,7 @@ def locate(checkpoint: str, wanted: Sequence[str]) -> Path:
 
 
 def local_path(checkpoint: str, wanted: Sequence[str]) -> Path | None:
-    """The result of `locate` if nothing must be downloaded, else None. Does not ask the hub."""
+    """The result of `locate_or_download` if nothing must be downloaded, else None. Does not ask the hub."""
     path = as_path(checkpoint)
     if path.exists():
         return path
@@ -91,8 +91,8 @@ def beside(checkpoint: str, file: str) -> str:
 
 
 def list_downloads(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
-    """The files of `locate`, as the hub lists them; none for a path, or if the hub does not answer and the cache is
-    complete. Writes nothing. Raises `UsageError` as `locate`."""
+    """The files of `locate_or_download`, as the hub lists them; none for a path, or if the hub does not answer and the
+    cache is complete. Writes nothing. Raises `UsageError` as `locate_or_download`."""
     from huggingface_hub.utils import tqdm
 
     if as_path(checkpoint).exists():
@@ -150,7 +150,7 @@ def cached_files(checkpoint: str, wanted: Sequence[str]) -> list[Download]:
     return [Download(repo.id, name, listed[name], name in present) for name in names]
 
 
-def weights_here(checkpoint: str) -> list[Path]:
+def local_weights(checkpoint: str) -> list[Path]:
     """The files of weights at a path, or of a repository in the cache. Does not ask the hub."""
     place, repo = as_path(checkpoint), _Repo(checkpoint)
     if not place.exists():

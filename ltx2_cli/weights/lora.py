@@ -16,7 +16,7 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.request.profiles import SAFETENSORS
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
-from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate
+from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate_or_download
 from ltx2_cli.weights.tensors import FLOATS
 
 LEAVE_OUT = "name another LoRA, or none"
@@ -242,9 +242,9 @@ def lora_file(name: str) -> Path:
     if path.exists():
         return path
     on_hub = _on_hub(name)
-    path = locate(on_hub, [])
+    path = locate_or_download(on_hub, [])
     if path.name == PEFT_FILE:
-        locate(on_hub.replace(PEFT_FILE, PEFT_CONFIG), [])
+        locate_or_download(on_hub.replace(PEFT_FILE, PEFT_CONFIG), [])
     return path
 
 

@@ -71,10 +71,10 @@ class CatalogEntry:
     kind: str
     name: str
     model_version: str
-    recipe: str  # how a model was made to be sampled; nothing for what is not one
+    recipe: str  # that a model was made for; empty for other kinds
     form: str
     size: int  # bytes
-    exact: bool = True  # or rounded as it was stated
+    exact: bool = True  # whether `size` is; else it is as stated, rounded
     gated: bool = False  # terms are to be accepted first
 
     @property

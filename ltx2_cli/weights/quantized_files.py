@@ -20,7 +20,7 @@ from ltx2_cli.weights.tensors import FLOATS, FP8_DTYPES, Encoding, Tensor, shape
 
 MARKER, INPUT_SCALE = ".comfy_quant", ".input_scale"  # after a layer's name
 SCALE, SCALE_2 = "_scale", "_scale_2"  # after a weight's name
-LAYER_PREFIX = "model.diffusion_model."  # of layers in a file with all networks; metadata may name them without it
+DENOISER_PREFIX = "model.diffusion_model."  # of its tensors in a file with all networks; others may lack it
 CODES = {*FP8_DTYPES, "I8", "U8"}  # types of quantised weights
 FP8 = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # formats that are numbers times one scale: their types
 INT8, MXFP8, NVFP4 = "int8_tensorwise", "mxfp8", "nvfp4"
@@ -111,7 +111,7 @@ def _markings(
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             problems.setdefault(DAMAGED, []).append(source)
             continue
-        names = (f"{where}.weight" for where in (layer, LAYER_PREFIX + layer, layer.removeprefix(LAYER_PREFIX)))
+        names = (f"{where}.weight" for where in (layer, DENOISER_PREFIX + layer, layer.removeprefix(DENOISER_PREFIX)))
         if name := next((name for name in names if name in tensors), None):
             markings.setdefault(name, set()).add(marking)
     return markings

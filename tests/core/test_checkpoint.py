@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ltx2_cli import load, read_spec, resolve, run
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.weights.hub import DEMO_FOLDER, locate
+from ltx2_cli.weights.hub import DEMO_FOLDER, locate_or_download
 from model_versions import LTX2, other_text_encoder, random_folder
 
 Resolve = Callable[..., Plan]
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence_with_a_way_out(
 
 def test_a_name_of_no_folder_or_repository_is_refused() -> None:
     with pytest.raises(UsageError, match="no folder and no repository is called `a//b`") as caught:
-        locate("a//b", [])
+        locate_or_download("a//b", [])
     assert "`ltx2 models` lists" in caught.value.hint
 
 

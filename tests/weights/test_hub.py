@@ -14,7 +14,14 @@ from local_hub import GATED, Hub, local_hub
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.weights import hub as hub_module
-from ltx2_cli.weights.hub import Download, cached_files, check_disk_space, list_downloads, local_path, locate
+from ltx2_cli.weights.hub import (
+    Download,
+    cached_files,
+    check_disk_space,
+    list_downloads,
+    local_path,
+    locate_or_download,
+)
 from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES, checkpoint_files, companions
 
 MODEL = "someone/model"
@@ -29,7 +36,7 @@ FILES = {
 }
 NEEDED = {name: len(content) for name, content in list(FILES.items())[:4]}
 TOKENS = "https://huggingface.co/settings/tokens"
-ASK: tuple[Callable[..., object], ...] = (list_downloads, locate)
+ASK: tuple[Callable[..., object], ...] = (list_downloads, locate_or_download)
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def test_downloads_are_listed_without_writing(hub: Hub, tmp_path: Path) -> None:
 def test_weights_of_a_denoiser_from_elsewhere_are_not_downloaded(hub: Hub) -> None:
     wanted = checkpoint_files("denoiser.gguf")
     assert NEEDED.keys() - names(list_downloads(MODEL, wanted)) == {"transformer/diffusion_pytorch_model.safetensors"}
-    assert locate(MODEL, wanted) == local_path(MODEL, wanted)
+    assert locate_or_download(MODEL, wanted) == local_path(MODEL, wanted)
     assert local_path(MODEL, checkpoint_files(None)) is None
 
 
@@ -71,22 +78,22 @@ def test_a_split_model_is_downloaded_with_the_files_beside_its_denoiser(
     assert local_path(name, FOLDER_FILES) is None
     assert names(list_downloads(name, FOLDER_FILES)) == wanted
     assert names(list_downloads(name, ())) == {"diffusion_models/dev.safetensors": 50}  # beside another model
-    place = locate(name, FOLDER_FILES)
+    place = locate_or_download(name, FOLDER_FILES)
     assert {path.name for path in place.parents[1].rglob("*.safetensors")} == {Path(other).name for other in wanted}
     assert local_path(name, FOLDER_FILES) == place
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert locate(name, FOLDER_FILES) == place
+    assert locate_or_download(name, FOLDER_FILES) == place
     (place.parents[1] / others[0]).unlink()
     with pytest.raises(UsageError, match="is only in part in the local cache"):
-        locate(name, FOLDER_FILES)
+        locate_or_download(name, FOLDER_FILES)
 
 
 def test_only_listed_files_are_downloaded_and_none_is_missing_then(hub: Hub) -> None:
-    folder = locate(MODEL, FOLDER_FILES)
+    folder = locate_or_download(MODEL, FOLDER_FILES)
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == set(NEEDED)
     assert hub.sent == sum(NEEDED.values())
     assert all(file.cached for file in list_downloads(MODEL, FOLDER_FILES))
-    assert locate(f"{MODEL}/one-file.safetensors", ()).read_bytes() == FILES["one-file.safetensors"]
+    assert locate_or_download(f"{MODEL}/one-file.safetensors", ()).read_bytes() == FILES["one-file.safetensors"]
     (folder / "transformer/config.json").unlink()
     (folder.parent.parent / "blobs").joinpath(next(iter(_blobs(folder, b"{}")))).unlink()
     assert [file.name for file in list_downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
@@ -99,24 +106,24 @@ def _blobs(folder: Path, content: bytes) -> Iterator[str]:
 def test_a_newer_commit_downloads_only_changes_and_keeps_the_older_one(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = locate(MODEL, FOLDER_FILES)
+    older = locate_or_download(MODEL, FOLDER_FILES)
     hub.commit = "b" * 40
     hub.files[MODEL]["transformer/config.json"] = b'{"newer": true}'
     assert [file.name for file in list_downloads(MODEL, FOLDER_FILES) if not file.cached] == ["transformer/config.json"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert locate(MODEL, FOLDER_FILES) == older
+    assert locate_or_download(MODEL, FOLDER_FILES) == older
 
 
 def test_paths_are_never_requested_from_the_hub(tmp_path: Path) -> None:
     assert list_downloads(str(tmp_path), FOLDER_FILES) == []
-    assert locate(str(tmp_path), FOLDER_FILES) == tmp_path
+    assert locate_or_download(str(tmp_path), FOLDER_FILES) == tmp_path
 
 
 @pytest.mark.parametrize("ask", ASK)
 def test_a_complete_cache_is_used_without_a_network(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
 ) -> None:
-    folder = locate(MODEL, FOLDER_FILES)
+    folder = locate_or_download(MODEL, FOLDER_FILES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert ask(MODEL, FOLDER_FILES) == ([] if ask is list_downloads else folder)
     (folder / "transformer/config.json").unlink()
@@ -198,7 +205,7 @@ def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, failure:
 
     monkeypatch.setattr(hub_module, "_commit", fetch)
     with pytest.raises(UsageError, match="the disk with the cache is full: ") as caught:
-        locate(MODEL, FOLDER_FILES)
+        locate_or_download(MODEL, FOLDER_FILES)
     assert "HF_HOME" in caught.value.hint
 
 
@@ -208,7 +215,7 @@ def test_a_failed_download_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(hub_module, "_commit", fetch)
     with pytest.raises(UsageError, match=r"^someone/model could not be fetched: the stream ended$"):
-        locate(MODEL, FOLDER_FILES)
+        locate_or_download(MODEL, FOLDER_FILES)
 
 
 def test_a_full_disk_is_refused_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +234,15 @@ def test_a_repository_comes_from_the_cache_by_revision(tmp_path: Path, monkeypat
         (repository / "snapshots" / commit).mkdir(parents=True)
         (repository / "refs").mkdir(exist_ok=True)
         (repository / "refs" / revision).write_text(commit)
-    assert locate(MODEL, []).name == "a" * 40
-    assert locate(f"{MODEL}@v2", []).name == "b" * 40
+    assert locate_or_download(MODEL, []).name == "a" * 40
+    assert locate_or_download(f"{MODEL}@v2", []).name == "b" * 40
     with pytest.raises(UsageError, match="not in the local cache"):
-        locate("someone/other", [])
+        locate_or_download("someone/other", [])
 
 
 def test_the_cache_is_read_by_its_saved_listing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cached_files(MODEL, FOLDER_FILES) == []
-    folder = locate(MODEL, FOLDER_FILES)
+    folder = locate_or_download(MODEL, FOLDER_FILES)
     (folder / "transformer/config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     files = cached_files(MODEL, FOLDER_FILES)

@@ -92,13 +92,13 @@ class Hub:
     def cached_files(self, name: str, wanted: Sequence[str]) -> list[Download]:
         return [Download("owner/name", file, 1, True) for file in self.kept]
 
-    def locate(self, name: str, wanted: Sequence[str]) -> Path:
+    def locate_or_download(self, name: str, wanted: Sequence[str]) -> Path:
         self.fetched.append(name)
         return Path("/cache") / name.partition("@")[0].rpartition("/")[2]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
-    for name in ("list_downloads", "cached_files", "locate"):
+    for name in ("list_downloads", "cached_files", "locate_or_download"):
         monkeypatch.setattr(lora, name, vars(Hub)[name].__get__(hub))
     return hub
 

@@ -11,7 +11,7 @@ from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.models.vocoder import VocoderWithBWE
 from ltx2_cli.weights.declare import Scope
-from ltx2_cli.weights.hub import locate
+from ltx2_cli.weights.hub import locate_or_download
 from ltx2_cli.weights.load import load_weights
 from ltx2_cli.weights.published import FOLDER_FILES
 from tools.train_demo import hearing
@@ -26,7 +26,8 @@ SEED = 300
 def given_back(checkpoint: str, count: int) -> dict[str, float]:
     """Of `count` held-out clips: the PSNR of their frames in dB, on average and at worst, and how often each third of
     a tone is within a quarter of a semitone, and how far the others are at most."""
-    found, device = open_folder(locate(checkpoint, FOLDER_FILES)), Mesh(np.array(jax.devices()[:1]), ("one",))
+    found = open_folder(locate_or_download(checkpoint, FOLDER_FILES))
+    device = Mesh(np.array(jax.devices()[:1]), ("one",))
     place, scope = (lambda weight: NamedSharding(device, PartitionSpec())), Scope("float32")
     vae = load_weights(VideoVAE(scope, found.arch.vae), found.files["vae"], place)
     audio_vae = load_weights(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
