@@ -170,6 +170,7 @@ class ClipOptions(ContentOptions):
     no_audio: Annotated[bool, option(INPUTS, "Video only.")] = False
     image_crf: Annotated[Count, option(INPUTS, "H.264 quality (CRF) of images, 1 to 51; 0: no compression.")] = None
     image_strength: Annotated[Real, option(INPUTS, "Strength in stage 1 of images that say none, 0 to 1.")] = None
+    keyframes: Annotated[Count, option(STEPS, "Frames that LTX-2.5 generates beside the clip, to guide it.")] = None
     height: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None
     width: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None
     num_frames: Annotated[Count, option(SIZE, "Number of frames: a multiple of 8, plus 1.")] = None

@@ -96,7 +96,7 @@ def _stage_rows(
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
     which, reuse = np.tile(np.asarray(contexts, np.int32), videos), PassReuse(passes, branch)
-    return which, tables, masks, tokens, reuse, stage.geometry.first_frame if stage.marks_keyframes else None
+    return which, tables, masks, tokens, reuse, stage.geometry.single_frames if stage.marks_keyframes else None
 
 
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:

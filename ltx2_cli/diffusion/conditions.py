@@ -121,8 +121,8 @@ def initial_latents(
 def _initial(clean: jax.Array | None, noise: jax.Array, conditions: Conditions | None, sigma: jax.Array) -> jax.Array:
     if clean is None:
         clean, sigma = jnp.zeros_like(noise), jnp.ones_like(sigma)
+    clean = jnp.pad(clean, ((0, 0), (0, noise.shape[1] - clean.shape[1]), (0, 0)))  # 0 behind the grid
     if conditions is not None:
-        clean = jnp.pad(clean, ((0, 0), (0, noise.shape[1] - clean.shape[1]), (0, 0)))
         clean = jnp.where(conditions.level[:, None] > 0, conditions.clean, clean)
         sigma = sigma * conditions.level_values(conditions.self_scale)
     return (1 - sigma) * clean + sigma * noise

@@ -64,7 +64,8 @@ class ReferenceGrid(NamedTuple):
 class Geometry:
     """The latents of a clip: `frames` x `height` x `width` video tokens and `audio_frames` audio tokens. Behind the
     former lie those of images and videos, `height` x `width` for each of the `keyframes`: the frames of the clip
-    where it begins and ends, which need not be whole. Behind these lie those of the `references`."""
+    where it begins and ends, which need not be whole; the last of these are `generated`. Behind these lie those of the
+    `references`."""
 
     frames: int
     height: int
@@ -74,6 +75,7 @@ class Geometry:
     scales: LatentScale
     keyframes: tuple[tuple[float, float], ...] = ()
     references: tuple[ReferenceGrid, ...] = ()
+    generated: int = 0
 
     @property
     def grid_tokens(self) -> int:
@@ -93,9 +95,12 @@ class Geometry:
         return (self.grid_tokens, len(self.keyframes) * cells, *references)
 
     @property
-    def first_frame(self) -> np.ndarray:
-        """Which video tokens are of the clip's first latent frame, which is one frame of pixels; bool [tokens]."""
-        return np.arange(self.video_tokens) < min(self.grid_tokens, self.height * self.width)
+    def single_frames(self) -> np.ndarray:
+        """Which video tokens are of a latent frame that is one frame of pixels: the clip's first one, and the generated
+        keyframes; bool [tokens]."""
+        cells, tokens = self.height * self.width, np.arange(self.video_tokens)
+        last = sum(self.token_counts[:2])
+        return (tokens < min(self.grid_tokens, cells)) | ((tokens >= last - self.generated * cells) & (tokens < last))
 
     def video_axes(self) -> list[tuple[np.ndarray, ...]]:
         """Centres of latents along time in seconds, height and width in pixels, each float32 [latents]: of the grid
@@ -147,9 +152,10 @@ def clip_geometry(
     scales: LatentScale,
     keyframes: tuple[tuple[float, float], ...] = (),
     references: tuple[ReferenceGrid, ...] = (),
+    generated: int = 0,
 ) -> Geometry:
     """The latents of `num_frames` (8k + 1) frames of `height` x `width` pixels, of images behind them at `keyframes`,
-    of `references`, and of audio of that length."""
+    the last of which are `generated`, of `references`, and of audio of that length."""
     return Geometry(
         frames=compression.latents(num_frames),
         height=height // compression.pixels,
@@ -159,6 +165,7 @@ def clip_geometry(
         scales=scales,
         keyframes=keyframes,
         references=references,
+        generated=generated,
     )
 
 

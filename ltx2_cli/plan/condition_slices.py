@@ -29,12 +29,15 @@ def condition_slices(
     edit: Edit | None,
 ) -> Streams[tuple[ConditionSlice, ...]]:
     """The conditions of each stream of a stage; an edited clip's leave out its new latents."""
-    video, audio, behind = list[ConditionSlice](), list[ConditionSlice](), geometry.grid_tokens
+    video, audio = list[ConditionSlice](), list[ConditionSlice]()
+    keyframes, references = geometry.grid_tokens, sum(geometry.token_counts[:2])  # the next ones
     for source, placed in enumerate(placed_videos):
         size = prod(placed.latent_size(geometry))
         count = compression.latents(placed.num_frames) * size
-        whole = ConditionSlice(source, slice(0, count), behind if placed.behind else 0, placed.strength)
-        behind += count if placed.behind else 0
+        start = (references if placed.reference else keyframes) if placed.behind else 0
+        whole = ConditionSlice(source, slice(0, count), start, placed.strength)
+        references += count if placed.reference else 0
+        keyframes += count if placed.behind and not placed.reference else 0
         video += _around(edit.latents.video, whole, size) if edit and placed.number == edit.number else [whole]
     for source, strength in enumerate(audio_strengths):
         whole = ConditionSlice(source, slice(0, geometry.audio_frames), 0, strength)

@@ -70,6 +70,12 @@ def place_videos(
     return (*shown, *references)
 
 
+def generated_keyframes(number: int, num_frames: int) -> list[tuple[float, float]]:
+    """Frames of a clip that keyframes span which are generated beside it, evenly spaced between its first and last."""
+    places = np.round(np.linspace(0, num_frames - 1, number + 2))[1:-1]  # halves to even
+    return [(place, place + 1) for place in places.tolist()]
+
+
 def weights_references(spec: RunSpec) -> bool:
     """Whether attention between a clip and its references is weighted."""
     kinds = {condition.kind for condition in spec.conditions}

@@ -19,7 +19,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.positions import PlacedVideo, place_videos, reference_weights
+from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
 
@@ -147,9 +147,11 @@ def _measure(
     """Sizes of a stage for a clip of this size (frames, height, width); `last`: the second of two stages. Raises
     `UsageError` if references at their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last)
-    keyframes = tuple(chain(*(video.keyframes(arch.compression.frames) for video in placed)))
+    shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
+    generated = _count_generated(spec, arch, size[0])
+    keyframes = (*shown, *generated_keyframes(generated, size[0]))
     references = tuple(video.reference for video in placed if video.reference)
-    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references)
+    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references, generated)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
     for _, (downscale, _) in references:
@@ -160,6 +162,20 @@ def _measure(
             raise UsageError(sentence, f"nearest, of the first stage: {width}x{height}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     return StageSize(geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels), placed)
+
+
+def _count_generated(spec: RunSpec, arch: Arch, num_frames: int) -> int:
+    """The number of keyframes that a stage generates beside its clip. Raises `UsageError` for a model that was not
+    trained for any, and for more than the frames between the first and the last."""
+    if not spec.keyframes or not spec.running.video:
+        return 0
+    if not arch.transformer.use_keyframes_abs_pos_embedding:
+        sentence = f"LTX-2.5 alone generates keyframes, and the model is {arch.model_version}"
+        raise UsageError(sentence, f"leave out {option_name('keyframes')}")
+    if spec.keyframes > (between := max(num_frames - 2, 0)):
+        sentence = f"{spec.keyframes} keyframes do not fit between the first and the last of {num_frames} frames"
+        raise UsageError(sentence, f"nearest: {typed('keyframes', between)}")
+    return spec.keyframes
 
 
 def build_stages(

@@ -61,6 +61,7 @@ DEPENDENCES = (
         ),
         "no image is without a strength of its own",
     ),
+    Dependence(("keyframes",), lambda request: request.spec.running.video, "no video is made"),
     Dependence(
         ("eta",),
         lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),

@@ -25,6 +25,7 @@ MAX_SIDE = 2**14  # pixels
 MAX_FRAMES = 2**14 + 1
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
 CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a video and without one
+MAX_KEYFRAMES = 100
 MAX_CRF = 51  # of H.264
 MAX_REFERENCE_SCALE = 99  # published LoRAs follow references of half the size, or of a quarter
 MAX_TOKENS = 2**17  # of text; Gemma-3's context length
@@ -65,6 +66,7 @@ RANGES = {
     "width": Range(32, MAX_SIDE, 32),
     "num_frames": Range(1, MAX_FRAMES, 8, 1),
     "fps": Range(1, MAX_FPS),
+    "keyframes": Range(0, MAX_KEYFRAMES),
     "num_videos": Range(1, MAX_VIDEOS),
     "image_crf": Range(0, MAX_CRF),
     "image_strength": Range(0, 1),

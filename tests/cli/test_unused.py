@@ -33,7 +33,10 @@ AUDIO = {f"audio_{scale}" for scale in SCALES}
 STAGE = {value.split("=")[0] for value in LATER} | {"upsampler"}
 CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
-    "no picture": (["--no-video", *typed(*ALL), "--audio-modality-scale", "3"], SCALES | {"audio_modality_scale"}),
+    "no picture": (
+        ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1"],
+        SCALES | {"audio_modality_scale", "keyframes"},
+    ),
     "no sound": (["--no-audio", *of_audio(*ALL), "--modality-scale", "3"], AUDIO | {"modality_scale"}),
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
     "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"second_stage.temporal_upsample"}),

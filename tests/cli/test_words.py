@@ -54,6 +54,7 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "num_inference_steps": 0,
     "stg_blocks": [1, 1],
     "image_crf": 99,
+    "keyframes": -1,
     "image_strength": 1.5,
     "reference_strength": 0.5,
     "prompt": " ",

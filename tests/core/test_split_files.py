@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from clips import final_latents
 from duration_heads import duration_head, published_names
 from kitchen import quantised_file
 from ltx2_cli import load, read_spec, resolve
@@ -238,12 +239,12 @@ def test_metadata_that_contradict_the_tensors_are_refused(file: Path, tmp_path: 
 def test_an_ancestral_stage_that_was_stopped_goes_on_to_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from an image, which the first stage weakens; eight devices make the same latents."""
+    """Also from an image, which the first stage weakens, and with keyframes; eight devices make the same latents."""
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (64, 64), "red").save("red.png")
     words = ["--model", str(folder), "--recipe=distilled", "--height=128", "--width=128", "--num-frames=9", "--seed=3"]
     exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--set", "max_sequence_length=32"]
-    short = ["--set", "sigmas=[1.0,0.8,0.5,0.0]", "--draft", "--image", "red.png"]
+    short = ["--set", "sigmas=[1.0,0.8,0.5,0.0]", "--draft", "--image", "red.png", "--keyframes=2"]
 
     def make(name: str, *options: str) -> int:
         asked = ["generate", "rain", *words, *exact, *short, "--save-latents", f"{name}.safetensors", *options]
@@ -257,6 +258,35 @@ def test_an_ancestral_stage_that_was_stopped_goes_on_to_the_same_bytes(
     for name, wanted in load_file("whole.safetensors").items():
         assert resumed[name].tobytes() == wanted.tobytes()
         assert np.linalg.norm(eight[name] - wanted) <= 2e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
+def test_generated_keyframes_are_images_of_no_strength(folder: Path, tmp_path: Path) -> None:
+    """But for the mark that the denoiser is told of, which diffusers leaves out; and their latents are no part of the
+    clip."""
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    image = {"path": str(tmp_path / "red.png"), "frame": 4, "strength": 0.0}
+    asked = {"height": 64, "width": 64, "num_inference_steps": 2, "recipe": "one_stage", "compat": "diffusers"}
+    generated, shown = (plan_of(folder, **asked, **more) for more in ({"keyframes": 1}, {"conditions": [image]}))
+    for got, wanted in zip(final_latents(generated), final_latents(shown), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    (stage,) = plan_of(folder, **asked | {"compat": "ltx-core"}, keyframes=2, conditions=[image]).stages
+    assert stage.geometry.keyframes == ((4, 5), (3, 4), (5, 6))  # of nine frames, halves to even
+    assert stage.geometry.single_frames.tolist() == [*[True] * 4, *[False] * 4, *[False] * 4, *[True] * 8]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "sentence"),
+    [
+        ("folder", {"keyframes": 8}, "8 keyframes do not fit between the first and the last of 9 frames"),
+        ("demo", {"keyframes": 1}, "LTX-2.5 alone generates keyframes, and the model is ltx2.3"),
+    ],
+)
+def test_keyframes_that_cannot_be_generated_are_refused(
+    model: str, asked: dict[str, object], sentence: str, folder: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        plan_of(folder if model == "folder" else Path("demo"), **asked)
 
 
 def test_info_tells_the_networks_of_each_file(

@@ -84,7 +84,7 @@ def velocities(
     switches, contexts = PassMasks(attending, np.ones(ROWS, bool)), np.arange(ROWS)
 
     def forward(model: Transformer, latents: Streams[jax.Array], context: object) -> Streams[jax.Array]:
-        ropes, marked = rope_tables(geometry, arch), geometry.first_frame
+        ropes, marked = rope_tables(geometry, arch), geometry.single_frames
         inputs = DenoiserInputs(context, contexts, ropes, switches, keyframes=marked)
         return model(latents, jnp.float32(0.7), inputs)
 

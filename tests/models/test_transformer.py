@@ -94,7 +94,7 @@ class Case(NamedTuple):
 
     def marked(self) -> torch.Tensor:
         """The tokens of the first latent frame."""
-        return torch.from_numpy(self.geometry.first_frame)[None, :, None].float()
+        return torch.from_numpy(self.geometry.single_frames)[None, :, None].float()
 
     def wanted(self, perturbed: bool, isolated: bool, **others: object) -> tuple[torch.Tensor, torch.Tensor]:
         rows = self.latents.video.shape[0]
