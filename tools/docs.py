@@ -26,7 +26,7 @@ from tests.devices import GIB, DescribedDevice, gpu, tpus
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- what fits where: written by `make docs` -->\n", "<!-- end -->\n"
-MODELS = ("ltx2", "ltx2.3")
+MODELS = ("ltx2", "ltx2.3", "ltx2.5")
 COMMANDS = ROOT / "docs/commands.md"
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 MOST = 0.95  # of a GPU's memory that jax takes where XLA_PYTHON_CLIENT_MEM_FRACTION says so
@@ -77,8 +77,8 @@ def request(model: str, settings: tuple[str, ...]) -> RunSpec:
 
 def fit_table() -> Iterator[str]:
     """The lines of the README's table, by the estimates that `ltx2` itself decides by."""
-    yield "| devices | usable | mesh | weights | `ltx2` | `ltx2.3` |\n"
-    yield "|---|---|---|---|---|---|\n"
+    columns = ("devices", "usable", "mesh", "weights", *(f"`{model}`" for model in MODELS))
+    yield f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
     for machine in MACHINES:
         requests = [Request(request(model, machine.settings), machine.devices) for model in MODELS]
         plans = [native(choose(asked, asked.plan()), machine) for asked in requests]
