@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from ltx2_cli.request.profiles import read_spec
     from ltx2_cli.runs.jobs import BatchSettings
     from ltx2_cli.runs.library import resume_run, run_jobs, run_request
+    from ltx2_cli.runs.pipeline import LTX2
     from ltx2_cli.runs.settings import RunSettings
 
 __version__ = "0.1.0"
 __all__ = [
+    "LTX2",
     "BatchSettings",
     "Media",
     "RunSettings",
@@ -39,6 +41,7 @@ __all__ = [
 
 _HOMES = {"read_spec": "request.profiles", "resolve": "plan.resolve", "load": "estimate.fit", "run": "core.run"}
 _HOMES |= {"Media": "media.clip", "write_mp4": "media.write"}
+_HOMES |= {"LTX2": "runs.pipeline"}
 _HOMES |= {"BatchSettings": "runs.jobs", "RunSettings": "runs.settings"}
 _HOMES |= dict.fromkeys(("run_request", "resume_run", "run_jobs"), "runs.library")
 

@@ -46,6 +46,7 @@ DEFINED_TWICE = {  # public names of several modules
     "main",  # of each program
     "KERNEL",  # of each kernel's module, which is loaded by its name
     "SAMPLER",  # of each sampler's module, likewise
+    "LTX2",  # the version of a model, and the class that users of diffusers look for
     "NORM_EPS",  # of each network, beside its layers
 }
 
