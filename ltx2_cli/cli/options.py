@@ -168,6 +168,7 @@ class ClipOptions(ContentOptions):
     )
     no_video: Annotated[bool, option(INPUTS, "Audio only, as a WAV.")] = False
     no_audio: Annotated[bool, option(INPUTS, "Video only.")] = False
+    loudness: Annotated[Real, option(INPUTS, "Loudness of the audio in LUFS, e.g. -14; default: as decoded.")] = None
     image_crf: Annotated[Count, option(INPUTS, "H.264 quality (CRF) of images, 1 to 51; 0: no compression.")] = None
     image_strength: Annotated[Real, option(INPUTS, "Strength in stage 1 of images that say none, 0 to 1.")] = None
     keyframes: Annotated[Count, option(STEPS, "Frames that LTX-2.5 generates beside the clip, to guide it.")] = None

@@ -9,6 +9,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.clip import Media, Original
+from ltx2_cli.media.loudness import brought_to
 from ltx2_cli.media.splice import joined
 from ltx2_cli.models.spectrogram import resample_on_host
 from ltx2_cli.plan.resolve import Plan
@@ -17,8 +18,19 @@ from ltx2_cli.request.spec import Streams
 
 def finished_clips(plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report) -> Iterator[Media]:
     """The clips of latents [videos, tokens, channels] as they are written: an edited one with its kept frames and
-    audio."""
-    return (_with_kept(plan, made) for made in decode(plan, latents, components, report))
+    audio, another at the loudness that is asked for."""
+    return (with_loudness(plan, _with_kept(plan, made), report) for made in decode(plan, latents, components, report))
+
+
+def with_loudness(plan: Plan, made: Media, report: Report) -> Media:
+    """A clip at the loudness of the request; an edited one, and one without audio, as it is."""
+    target = plan.spec.loudness
+    if target is None or plan.edit or not len(made.waveform):
+        return made
+    waveform, sentence = brought_to(target, made.waveform, made.sample_rate)
+    if sentence:
+        report.note(sentence)
+    return replace(made, waveform=waveform)
 
 
 def _with_kept(plan: Plan, made: Media) -> Media:

@@ -17,7 +17,7 @@ from ltx2_cli.core.context_cache import missing_in_cache
 from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.denoise import denoise_stage
 from ltx2_cli.core.encode import encode, text_programs
-from ltx2_cli.core.join import finished_clips
+from ltx2_cli.core.join import finished_clips, with_loudness
 from ltx2_cli.core.programs import Program, agree_on_programs, enable_compilation_cache
 from ltx2_cli.core.provenance import History, extend_history
 from ltx2_cli.core.report import Report
@@ -124,7 +124,7 @@ def decode_file(
 ) -> Media:
     """Decode the latents of one video, in the files' layout; a stream that is not wanted is empty."""
     with _running(plan, components, report, media_programs(plan, wanted)):
-        return next(decode(plan, to_tokens(latents), components, report, wanted))
+        return with_loudness(plan, next(decode(plan, to_tokens(latents), components, report, wanted)), report)
 
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:

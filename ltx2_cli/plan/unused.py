@@ -61,6 +61,13 @@ DEPENDENCES = (
         ),
         "no image is without a strength of its own",
     ),
+    Dependence(
+        ("loudness",),
+        lambda request: (
+            request.spec.running.audio and all(condition.kind != "clip" for condition in request.spec.conditions)
+        ),
+        "no audio is made, or that of a clip is kept",
+    ),
     Dependence(("keyframes",), lambda request: request.spec.running.video, "no video is made"),
     Dependence(
         ("eta",),

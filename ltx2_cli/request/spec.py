@@ -166,6 +166,7 @@ class RunSpec:
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made
     streams: Literal["both", "video", "audio"]  # the generated streams; the other is not run
+    loudness: float | None  # LUFS of the audio; None: as it is decoded
     image_crf: int | None  # constant rate factor of H.264 that images go through; 0: none; None: the model's
     image_strength: float | None  # 0 to 1: of images without one, in the stage that starts from noise; None: model's
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other

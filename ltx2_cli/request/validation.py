@@ -68,6 +68,7 @@ RANGES = {
     "fps": Range(1, MAX_FPS),
     "keyframes": Range(0, MAX_KEYFRAMES),
     "num_videos": Range(1, MAX_VIDEOS),
+    "loudness": Range(-70, 0),
     "image_crf": Range(0, MAX_CRF),
     "image_strength": Range(0, 1),
     "reference_strength": Range(0, 1),

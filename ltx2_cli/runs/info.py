@@ -8,6 +8,8 @@ from pathlib import Path
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.console import columns, print_json, print_out
 from ltx2_cli.core.provenance import read_provenance
+from ltx2_cli.errors import RunError
+from ltx2_cli.media.loudness import file_loudness
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.old_keys import read_condition
 from ltx2_cli.request.profiles import PROVENANCE
@@ -38,6 +40,7 @@ Row = tuple[str, str]
 def info(files: Sequence[Path], as_json: bool) -> None:
     """Print descriptions of the files. Raises `UsageError` afterwards for files of unknown kinds."""
     infos, problems = collect({str(file): partial(inspect, user_path(file)) for file in files})
+    infos = {name: _with_loudness(facts) for name, facts in infos.items()}
     if as_json:
         print_json(list(infos.values()))
     elif infos:
@@ -87,9 +90,9 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
         if facts["latents"]:
             yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items())
         else:
-            yield "audio", f"{facts['sample_rate']} Hz" if facts["sample_rate"] else "none"
+            yield "audio", f"{facts['sample_rate']} Hz{_loudness(facts)}" if facts["sample_rate"] else "none"
     elif facts["kind"] == "audio":
-        yield "length", f"{facts['seconds']:.2f} s at {facts['sample_rate']} Hz"
+        yield "length", f"{facts['seconds']:.2f} s at {facts['sample_rate']} Hz{_loudness(facts)}"
     version = facts.get("model_version") or (NOT_TOLD if "networks" in facts else None)
     stated = {"model version": version, "stage": facts.get("stage"), "variant": facts.get("variant")}
     yield from ((key, value) for key, value in stated.items() if value)
@@ -128,6 +131,27 @@ def _record_rows(record: FileFacts) -> Iterator[Row]:
     for stage, latents in provenance.latents.items():
         hashes = (f"{name} {fingerprint.sha256[:SHORT]}" for name, fingerprint in latents._asdict().items())
         yield f"after {stage}", ", ".join(hashes)
+
+
+def _loudness(facts: FileFacts) -> str:
+    """Loudness and peak of a clip or a WAV, for its row."""
+    if not (found := facts["loudness"]):
+        return ""
+    if found["peak"] is None:
+        return ", silent"
+    integrated = "" if found["integrated"] is None else f", {found['integrated']:.1f} LUFS"
+    return f"{integrated}, peak {found['peak']:.1f} dB"
+
+
+def _with_loudness(facts: FileFacts) -> FileFacts:
+    """The facts of a file; those of a clip or a WAV with its loudness."""
+    if facts["kind"] not in ("video", "audio"):
+        return facts
+    measured = None
+    if facts["sample_rate"]:
+        with suppress(RunError):  # ffmpeg cannot decode the audio: the other facts stand
+            measured = file_loudness(Path(facts["file"]))._asdict()
+    return {**facts, "loudness": measured}
 
 
 def _item_text(item: object) -> str:

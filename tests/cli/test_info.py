@@ -73,7 +73,7 @@ def video(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [("video", ["audio", "24000 Hz"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
+    [("video", ["audio", "24000 Hz, peak -1.0 dB"]), ("latents", ["latents", "video 1x4x2x2x3, audio 1x2x9x4"])],
 )
 def test_info_prints_the_origin_of_a_file(info, kind: str, own: list[str], request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(kind)
@@ -99,8 +99,9 @@ def test_json_has_the_complete_record(info, latents: Path, video: Path) -> None:
     clip = {"width": 96, "height": 64, "num_frames": 9, "fps": 24.0, "seconds": 0.375}
     common = {"model_version": "ltx2.3", "stage": "final", **clip}
     shapes = {"video": [1, 4, 2, 2, 3], "audio": [1, 2, 9, 4]}
+    short = {"integrated": None, "peak": pytest.approx(-1, abs=0.1)}  # of audio below 0.4 s
     for said, path, own in (
-        (of_video, video, {"kind": "video", "sample_rate": 24000, "latents": None}),
+        (of_video, video, {"kind": "video", "sample_rate": 24000, "latents": None, "loudness": short}),
         (of_latents, latents, {"kind": "latents", "sample_rate": None, "latents": shapes}),
     ):
         assert said == {"file": str(path), "bytes": path.stat().st_size, **own, **common}
@@ -144,7 +145,7 @@ def test_a_sound_alone_has_its_record_beside_it(info, tmp_path: Path) -> None:
         Media(np.zeros((0, 64, 96, 3), np.uint8), np.zeros((9000, 2), np.float32), 24.0, 24000),
         path := tmp_path / "s.wav",
     )
-    header = [["audio", str(path)], ["size", quantity(path.stat().st_size)], ["length", "0.38 s at 24000 Hz"]]
+    header = [["audio", str(path)], ["size", quantity(path.stat().st_size)], ["length", "0.38 s at 24000 Hz, silent"]]
     none = ["record", "none: no file beside it says what made it"]
     assert info(path).rows == [*header, none]
     write_record(tmp_path / "s.yaml", RECORD)

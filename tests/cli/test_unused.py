@@ -37,7 +37,10 @@ CASES = {
         ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1"],
         SCALES | {"audio_modality_scale", "keyframes"},
     ),
-    "no sound": (["--no-audio", *of_audio(*ALL), "--modality-scale", "3"], AUDIO | {"modality_scale"}),
+    "no sound": (
+        ["--no-audio", *of_audio(*ALL), "--modality-scale", "3", "--loudness", "-14"],
+        AUDIO | {"modality_scale", "loudness"},
+    ),
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
     "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"second_stage.temporal_upsample"}),
     "no image": (IMAGES, {"image_crf", "image_strength"}),

@@ -55,6 +55,7 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "stg_blocks": [1, 1],
     "image_crf": 99,
     "keyframes": -1,
+    "loudness": 3,
     "image_strength": 1.5,
     "reference_strength": 0.5,
     "prompt": " ",

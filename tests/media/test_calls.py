@@ -80,7 +80,8 @@ def started(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
 def test_ffmpeg_is_started_once_for_each_purpose(
     started: Started, arguments: tuple[str, ...], facts: int, video: int, audio: int
 ) -> None:
-    expected = {"ffmetadata framecrc": facts, "image2pipe": video, "au": audio}
+    loudness = int(arguments[0] == "info")
+    expected = {"ffmetadata framecrc": facts, "image2pipe": video, "au": audio, "null": loudness}
     assert started(*arguments) == Counter(expected)
 
 
