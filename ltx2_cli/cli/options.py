@@ -171,6 +171,9 @@ class ClipOptions(ContentOptions):
     loudness: Annotated[Real, option(INPUTS, "Loudness of the audio in LUFS, e.g. -14; default: as decoded.")] = None
     image_crf: Annotated[Count, option(INPUTS, "H.264 quality (CRF) of images, 1 to 51; 0: no compression.")] = None
     image_strength: Annotated[Real, option(INPUTS, "Strength in stage 1 of images that say none, 0 to 1.")] = None
+    nag_scale: Annotated[
+        Real, option(STEPS, "Negative prompt without a pass, e.g. 11 (NAG), also for distilled models.")
+    ] = None
     keyframes: Annotated[Count, option(STEPS, "Frames that LTX-2.5 generates beside the clip, to guide it.")] = None
     height: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None
     width: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None

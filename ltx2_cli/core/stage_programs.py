@@ -23,15 +23,15 @@ from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
     PassMasks,
     PassReuse,
-    Ropes,
     TextContext,
     rope_tables,
 )
+from ltx2_cli.nn.attention import NormalizedGuidance
 from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Phase, Stage
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import RunSpec, Streams
 
 NO_CONDITION_LATENTS: Streams[Sequence[np.ndarray]] = Streams((), ())
 KEYS_VALUES = (None, None, None, "heads")  # the logical axes of a text context's keys and values
@@ -81,9 +81,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     return StagePrograms(noise, text, steps, forward)
 
 
-def _stage_rows(
-    plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]
-) -> tuple[np.ndarray, Streams[Ropes], PassMasks, Streams[Conditions | None], PassReuse, np.ndarray | None]:
+def _stage_rows(plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]) -> tuple[Any, ...]:
     """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None
@@ -96,7 +94,15 @@ def _stage_rows(
     contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
     which, reuse = np.tile(np.asarray(contexts, np.int32), videos), PassReuse(passes, branch)
-    return which, tables, masks, tokens, reuse, stage.geometry.single_frames if stage.marks_keyframes else None
+    marked = stage.geometry.single_frames if stage.marks_keyframes else None
+    return which, tables, masks, tokens, reuse, marked, _nag(plan.spec)
+
+
+def _nag(spec: RunSpec) -> NormalizedGuidance | None:
+    """The guidance of attention to the text."""
+    if spec.nag_scale is None:
+        return None
+    return NormalizedGuidance(*(np.asarray(x, np.float32) for x in (spec.nag_scale, spec.nag_tau, spec.nag_alpha)))
 
 
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:

@@ -146,7 +146,8 @@ class Transformer(nnx.Module):
             modulation, embedded = stream.modulation(timestep, gate_ratio, conditions)
             level = None if conditions is None else pad_to_shards(jnp.asarray(conditions.level), (axis.name,), 0)
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
-            return StreamInputs(modulation, *ropes, axis, level, conditions and conditions.references), embedded
+            among = conditions and conditions.references
+            return StreamInputs(modulation, *ropes, axis, level, among, inputs.nag), embedded
 
         def project(
             stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis, keyframes: Mask | None
@@ -171,7 +172,7 @@ class Transformer(nnx.Module):
     ) -> tuple[Arrays, tuple[T, Any]]:
         """Repeat x for each pass and run all layers. Returns x and the taps; per-layer taps are None if the perturbed
         pass reuses layers."""
-        text, contexts, _, masks, _, reuse, _ = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
+        text, contexts, _, masks, _, reuse, *_ = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
         layer, passes = self._layer(inputs, shared), len(contexts) // len(x.video)
         scanned = self.blocks, text.keys_values, masks.self_attention
 
@@ -196,10 +197,11 @@ class Transformer(nnx.Module):
         self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
     ) -> Callable[[Arrays, Layer, Mask], Arrays]:
         """A layer as a function of x, of its own weights and text, and of the rows' contexts."""
-        text, contexts, _, masks, _, reuse, _ = inputs
+        text, contexts, _, masks, _, reuse, _, nag = inputs
         modulation = Streams(*(stream and stream.modulation.text for stream in shared))
         by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
         tokens, isolated = text.tokens, reuse.isolated(len(contexts)) if reuse else 0
+        last = Streams(*(x[-1:] for x in tokens))
         if by_row:  # each device makes keys and values for the contexts of its own rows
             tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in tokens))
 
@@ -209,9 +211,12 @@ class Transformer(nnx.Module):
             if keys_values is None:
                 keys_values = block.text_keys_values(tokens, modulation)
             context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
-            if reuse is None:
-                return block(x, context, shared, PassMasks(self_attention, masks.cross_modal))
-            return block(x, context, shared, PassMasks(self_attention, None), isolated)
+            switches = PassMasks(self_attention, masks.cross_modal if reuse is None else None)
+            if nag is None:
+                return block(x, context, shared, switches, isolated)
+            others = block.text_keys_values(last, modulation) if by_row else keys_values
+            away = jax.tree.map(lambda array: jnp.repeat(array[-1:], len(contexts), axis=0), others)
+            return block(x, context, shared, switches, isolated, away)
 
         return layer
 

@@ -18,6 +18,8 @@ from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.quantized_matrix import Matrix
 
+NO_TEXT: Streams[KeysValues | None] = Streams(None, None)
+
 
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
     """x·(1 + scale) + shift, as the product of `reader` reads it."""
@@ -57,14 +59,21 @@ class Stream(nnx.Module):
         return x + self.self_attention(normed, context, *where) * gate
 
     @jax.named_scope("text_attention")
-    def attend_to_text(self, x: jax.Array, inputs: StreamInputs, text: KeysValues) -> jax.Array:
-        """x after text cross-attention."""
-        normed = rms_norm(x, self.eps)
+    def attend_to_text(
+        self, x: jax.Array, inputs: StreamInputs, text: KeysValues, away: KeysValues | None
+    ) -> jax.Array:
+        """x after text cross-attention, guided away from the text `away`."""
+        normed, axes = rms_norm(x, self.eps), (inputs.tokens, TokenAxis())
+
+        def attended(queries: Matrix) -> jax.Array:
+            if away is None or inputs.nag is None:
+                return self.text_attention(queries, text, axes)
+            return self.text_attention.guided(queries, text, away, inputs.nag, axes)
+
         if self.text_table is None:
-            return x + self.text_attention(normed, text, (inputs.tokens, TokenAxis()))
+            return x + attended(normed)
         shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
-        queries = modulate(normed, scale, shift, self.text_attention.to_q)
-        return x + self.text_attention(queries, text, (inputs.tokens, TokenAxis())) * gate
+        return x + attended(modulate(normed, scale, shift, self.text_attention.to_q)) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
@@ -130,12 +139,13 @@ class Block(nnx.Module):
         inputs: Streams[StreamInputs | None],
         masks: PassMasks,
         isolated: int = 0,
+        away: Streams[KeysValues | None] = NO_TEXT,
     ) -> Arrays:
         """x [rows, tokens, dim] of both streams after this layer. `isolated` rows, the last of each video, have no
-        attention between the streams; 0: `masks` decides."""
+        attention between the streams; 0: `masks` decides. Attention to the text is guided away from the text `away`."""
         streams, perturbed = Streams(self.video, self.audio), masks.self_attention
         x = map_streams(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
-        x = map_streams(Stream.attend_to_text, streams, x, inputs, text)
+        x = map_streams(Stream.attend_to_text, streams, x, inputs, text, away)
         x = self._exchange(x, inputs, masks.cross_modal, isolated)
         return map_streams(Stream.mlp, streams, x, inputs)
 

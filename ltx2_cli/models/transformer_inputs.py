@@ -13,7 +13,7 @@ from ltx2_cli.diffusion.conditions import UNCONDITIONED, Conditions, References
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
-from ltx2_cli.nn.attention import KeysValues, Mask, PreparedRope, TokenAxis
+from ltx2_cli.nn.attention import KeysValues, Mask, NormalizedGuidance, PreparedRope, TokenAxis
 from ltx2_cli.nn.rope import RopeGrids, axis_ropes
 from ltx2_cli.request.spec import Streams
 
@@ -90,6 +90,7 @@ class DenoiserInputs(NamedTuple):
     conditions: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
     reuse: PassReuse | None = None  # None: every row computes all of its layers
     keyframes: Mask | None = None  # bool [video tokens], true: its latent frame is one frame of pixels; None: not told
+    nag: NormalizedGuidance | None = None  # of attention to the text, away from the last context; None: there is none
 
 
 class StreamInputs(NamedTuple):
@@ -101,6 +102,7 @@ class StreamInputs(NamedTuple):
     tokens: TokenAxis
     level: jax.Array | None = None  # int [tokens]: the number of each token's noise level; None: the stream's
     references: References | None = None  # among the tokens
+    nag: NormalizedGuidance | None = None  # of attention to the text
 
     def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
         """The rows of a table, modulated: each [dim], or [tokens, dim] where tokens have levels."""

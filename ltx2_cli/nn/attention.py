@@ -26,6 +26,7 @@ from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
+NAG_EPS = 1e-7
 QK_NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
 
@@ -47,6 +48,28 @@ TokenAxes = tuple[TokenAxis, TokenAxis]  # of queries and of their context
 UNSPLIT = TokenAxis(), TokenAxis()
 Mask = jax.Array | np.ndarray
 PreparedRope = Rope | jax.Array  # of `prepare_rope`
+
+
+class NormalizedGuidance(NamedTuple):
+    """Guidance of attention away from another context (NAG, arXiv:2505.21179); all are scalars."""
+
+    scale: jax.Array | np.ndarray  # 1: none
+    most: jax.Array | np.ndarray  # growth of a token's L1 norm
+    blend: jax.Array | np.ndarray  # the fraction of what is guided
+
+
+def guide_away(
+    attended: Float[jax.Array, "rows tokens width"],
+    away: Float[jax.Array, "rows tokens width"],
+    nag: NormalizedGuidance,
+) -> Float[jax.Array, "rows tokens width"]:
+    """Results of attention to a context, guided away from those to another: extrapolated by `scale`, brought back to
+    `most` times the L1 norm that a token had, and blended with what it was. In float32."""
+    own, other = attended.astype(jnp.float32), away.astype(jnp.float32)
+    guided = nag.scale * own - (nag.scale - 1) * other
+    norm, before = (jnp.sum(jnp.abs(x), axis=WIDTH, keepdims=True) for x in (guided, own))
+    guided = jnp.where(norm > nag.most * before, guided * (nag.most * before / (norm + NAG_EPS)), guided)
+    return jnp.asarray(nag.blend * guided + (1 - nag.blend) * own, attended.dtype)
 
 
 class Attention(nnx.Module):
@@ -81,13 +104,37 @@ class Attention(nnx.Module):
         """Attention from x [rows, tokens, dim] to `context`. `axes` and `ropes` are of the queries and of the context.
         The rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value: the
         perturbation of spatio-temporal guidance. `references` are among the tokens."""
+        queries, norm, gates = self._queries(x)
+        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
+        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
+
+    def guided(
+        self,
+        x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix,
+        context: KeysValues,
+        away: KeysValues,
+        nag: NormalizedGuidance,
+        axes: TokenAxes = UNSPLIT,
+    ) -> Float[jax.Array, "rows tokens dim"]:
+        """Attention from x [rows, tokens, dim] to `context`, guided away from that to another before the gates."""
+        queries, norm, gates = self._queries(x)
+        own, other = (
+            attend(Operands(queries, *each, None, None, None, norm), self.heads, axes) for each in (context, away)
+        )
+        attended = guide_away(own, other, nag)
+        if gates is not None:
+            attended = finish(Operands(queries, *context, None, gates), split_heads(attended, self.heads))
+        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
+
+    def _queries(
+        self, x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix
+    ) -> tuple[jax.Array, Norm, jax.Array | None]:
+        """The queries of x, their norm, and the gates."""
         # Queries are scaled by 1/√d before they are rounded to the run's dtype.
         weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self.to_q(x)
-        norm = Norm(rms_scale(queries, QK_NORM_EPS), weights)
         gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
-        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
-        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
+        return queries, Norm(rms_scale(queries, QK_NORM_EPS), weights), gates
 
 
 def attend(

@@ -47,7 +47,7 @@ class Plan(PlanInputs):
     compile_text_encoder: bool
     keep_resident: bool  # every network stays in memory
     compile_cache: str | None  # folder of compiled programs, or `off`; None: the user's
-    prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if a pass reads it
+    prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if it is read
     text_tokens: int  # of each
     prompts_at_once: int  # that the text encoder reads in a batch
     stages: tuple[Stage, ...]
@@ -165,7 +165,7 @@ def build_plan(
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
-    prompts = tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * (Pass.UNCOND in passes)]))
+    prompts = _distinct_prompts(spec, passes)
     step = step_of(spec, arch.transformer, sizes[0].geometry, passes, len(prompts))
     side_by_side = lay(len(passes) * spec.num_videos)
     together = side_by_side if num_slices(devices) > 1 and not by else lay(spec.num_videos)  # slices share rows
@@ -208,6 +208,12 @@ def build_plan(
         replicated=(*DECODERS, VIDEO_ENCODER, AUDIO_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
+
+
+def _distinct_prompts(spec: RunSpec, passes: Sequence[Pass]) -> tuple[str, ...]:
+    """The prompt, and the negative prompt if it is another and a pass or the attention to the text reads it."""
+    reads_negative = Pass.UNCOND in passes or spec.nag_scale is not None
+    return tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * reads_negative]))
 
 
 def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

@@ -189,6 +189,9 @@ class RunSpec:
     eta: float  # 0 to 1: its fraction of fresh noise, where it draws some
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
+    nag_scale: float | None  # of attention to the text, away from the negative prompt, without a pass; None: none
+    nag_tau: float  # at most so many times a token's L1 norm
+    nag_alpha: float  # 0 to 1: the fraction of the guided result
     second_stage: SecondStageSpec
     max_sequence_length: int  # text tokens
     # in which arithmetic, on which devices

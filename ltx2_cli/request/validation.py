@@ -80,6 +80,9 @@ RANGES = {
         for name in ("guidance_scale", "stg_scale", "modality_scale")
     },
     **{f"guidance.{stream}.guidance_rescale": Range(0, 1) for stream in ("video", "audio")},
+    "nag_scale": Range(1, MAX_SCALE),
+    "nag_tau": Range(1, MAX_SCALE),
+    "nag_alpha": Range(0, 1),
     "max_sequence_length": Range(1, MAX_TOKENS),
     "vae_memory_gb": Range(1e-6, 1e6),  # GB
     "sharding.bf16_tile_sublanes": Range(1, 1024),

@@ -33,6 +33,7 @@ AUDIO = {f"audio_{scale}" for scale in SCALES}
 STAGE = {value.split("=")[0] for value in LATER} | {"upsampler"}
 CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
+    "no NAG": (["--set", "nag_tau=2", "--set", "nag_alpha=0.5"], {"nag_tau", "nag_alpha"}),
     "no picture": (
         ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1"],
         SCALES | {"audio_modality_scale", "keyframes"},
