@@ -24,7 +24,7 @@ from ltx2_cli.request.spec import Streams
 from media.test_videos import write_lossless
 from parity import randomise, relative_error
 from program import run_program
-from tiny import LTX2_3, draw_noise, tiny_pipeline
+from tiny import LTX2_5, draw_noise, tiny_pipeline
 from upsamplers import KINDS
 
 SIZE = ALL_ON.size
@@ -162,8 +162,9 @@ def test_a_second_stage_shows_them_again_as_the_reference(
 
 
 def test_the_newer_model_shows_videos_as_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of one begins the clip, another is seen later; the reference takes the same frames."""
-    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_3))
+    """LTX-2.5, which has all that LTX-2.3 has. The end of one video begins the clip, another is seen later; the
+    reference takes the same frames."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint", tiny_pipeline(tmp_path / "checkpoint", 40, LTX2_5))
     case = ALL_ON._replace(size=SIZE._replace(num_frames=33))
     frames = np.random.default_rng(8).integers(0, 256, (2, 12, 48, 80, 3), np.uint8)
     paths = [write_lossless(tmp_path / f"{number}.mov", clip) for number, clip in enumerate(frames)]
