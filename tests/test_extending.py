@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from PIL import Image
 
 import ltx2_cli
 from devices import tpus
@@ -25,7 +26,7 @@ from ltx2_cli.nn.layers import rms_norm
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.plan.resolve import plan_offline
-from ltx2_cli.request import validation
+from ltx2_cli.request import profiles, validation
 from ltx2_cli.request.profiles import configs, read_sharding, read_spec
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.checkpoint import TensorFiles
@@ -54,6 +55,17 @@ def test_a_new_sharding_profile_takes_one_file_of_ten_lines(profile: str):
     assert len(block("A sharding profile").splitlines()) <= 10
     plan = plan_offline(read_spec(prompt="rain", model="demo", sharding=profile), jax.devices())
     assert plan.sharding.text == "passes 4 x heads 2"
+
+
+def test_a_model_profile_need_not_state_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An image without a strength has 1 where its model states none."""
+    folder = shutil.copytree(configs(), tmp_path / "configs")
+    (folder / "model" / "mine.yaml").write_text("checkpoint: embedded\nnum_inference_steps: 2\n")
+    monkeypatch.setattr(profiles, "configs", lambda: folder)
+    Image.new("RGB", (64, 64)).save(tmp_path / "black.png")
+    shown = {"conditions": [{"path": str(tmp_path / "black.png")}], "height": 64, "width": 64}
+    plan = plan_offline(read_spec(shown, prompt="rain", model="mine"), jax.devices())
+    assert [video.strength for video in plan.stages[0].placed_videos] == [1.0]
 
 
 def test_a_new_chip_takes_one_line(monkeypatch: pytest.MonkeyPatch):

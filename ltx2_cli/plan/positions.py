@@ -56,8 +56,8 @@ def place_videos(
         frame, count = condition.frame, condition.num_frames or 1
         strength = condition.strength
         if strength is None:
-            strength = spec.image_strength if condition.kind == "image" and not last else 1.0
-            assert strength is not None  # of a completed request
+            usual = spec.image_strength if condition.kind == "image" and not last else None
+            strength = 1.0 if usual is None else usual
         if condition.kind == "reference" and not last:
             scale = ReferenceScale(condition.downscale or 1, condition.temporal_scale or 1)
             grid = ReferenceGrid(compression.latents(count), scale)

@@ -1,11 +1,11 @@
 """What is planned without weights and without a network, and from whose configs."""
 
-import importlib.util
 from pathlib import Path
 
 import jax
 import pytest
 
+from compilers import needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.diffusion.denoise import Pass
@@ -87,13 +87,14 @@ def test_absent_devices_decode_in_the_memory_beside_the_weights(monkeypatch: pyt
     assert own.decoding.video_bytes > left >= plan.decoding.video_bytes > kept.decoding.video_bytes
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@needs_libtpu
 def test_a_mesh_may_split_one_side_of_a_slice() -> None:
     """Four passes along the eight chips of a side, whose other half is for tokens."""
     plan = plan_offline(read_spec(prompt="rain", model="demo"), topology("v6e:2x8"))
     assert dict(plan.sharding.mesh.shape) == {"passes": 4, "tokens": 2, "heads": 2, "embed": 1}
 
 
+@needs_libtpu
 @pytest.mark.parametrize(
     ("name", "weights", "compute"),
     [
