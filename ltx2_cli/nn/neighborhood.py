@@ -19,9 +19,10 @@ TokenGrid = Float[jax.Array, "batch frames height width heads dim"]
 
 def neighborhood_attention(q: TokenGrid, k: TokenGrid, v: TokenGrid, window: Window) -> TokenGrid:
     """softmax(q·kᵀ)·v over each token's window, sums in float32; q is scaled already. A block of 8×8×8 queries reads
-    one box of keys, which holds the windows of all of them, and masks the rest. Blocks are computed in turn: besides
-    the operands and the result, memory holds the scores of one block, for a window of 11×11×11 in float32 12 MB for
-    each head and video."""
+    one box of keys, which holds the windows of all of them, and masks the rest. Blocks are computed in turn:
+    the scores of one are in memory, for a window of 11×11×11 in float32 12 MB for each head and video. Copies of
+    operands and result take more: compiled for one v6e chip, 121×128×192 tokens of 4×64 features in bfloat16 take
+    10.2 GiB besides the 5.7 of operands and result."""
     grid = q.shape[1:4]
     if any(length < size for length, size in zip(grid, window, strict=True)):
         raise ValueError(f"a grid of {grid} tokens is smaller than the window of {window}")
