@@ -1,3 +1,5 @@
+"""The network of the diffusion decoder, beside diffusers'."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +8,7 @@ import torch
 from diffusers import LTX2VideoDiffusionDecoderModel
 
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, randomise, relative_error
 
 TINY = {
@@ -30,6 +32,13 @@ def channels_first(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, -1, 1)))
 
 
+def test_names_and_shapes_of_the_published_size_equal_those_of_the_reference():
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in LTX2VideoDiffusionDecoderModel().state_dict().items()}
+    assert declared(DiffusionDecoder(Scope(jnp.bfloat16), DiffusionDecoderArch())) == wanted
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "steps"),
     [((2, 1, 3, 5, 6), 3), ((1, 3, 3, 5, 6), 1)],
