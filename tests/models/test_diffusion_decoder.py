@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import LTX2VideoDiffusionDecoderModel
+from torch.nn.attention import flex_attention
 
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
 from ltx2_cli.weights.declare import Scope, declared
@@ -44,8 +45,10 @@ def test_names_and_shapes_of_the_published_size_equal_those_of_the_reference():
     [((2, 1, 3, 5, 6), 3), ((1, 3, 3, 5, 6), 1)],
     ids=["three steps of frames that ghosts fill up", "one step of several blocks of queries"],
 )
-def test_decoded_pixels_equal_the_reference(shape, steps):
+def test_decoded_pixels_equal_the_reference(shape, steps, monkeypatch: pytest.MonkeyPatch):
     """The first grid is as small as its window, the last has several blocks of queries along each axis."""
+    # torch's compiler fails where torchax was imported; without it the reference computes the same
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     reference = randomise(LTX2VideoDiffusionDecoderModel(**TINY), seed=1)
     arch = DiffusionDecoderArch(**TINY)
     assert not list(arch.conflicts())
