@@ -3,7 +3,7 @@ encoder, whatever its seed, size or steps are."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from ltx2_cli.artifacts.files import file_state, folder_state
-from ltx2_cli.artifacts.tensor_file import read_tensors, write_tensors
+from ltx2_cli.artifacts.tensor_file import misfits, read_tensors, write_tensors
 from ltx2_cli.core.provenance import network_files
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
@@ -25,16 +25,16 @@ from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 
-MOST = 2**31  # bytes of the folder: about forty pairs of prompts of LTX-2.3
+MOST_BYTES = 2**31  # of the folder: about forty pairs of prompts of LTX-2.3
 LIBRARIES = ("ltx2", "jax", "jaxlib", "transformers", "tokenizers", "torch", "torchax")
 XLA_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that may change a program's last bits
 TRUNCATED = "truncated"  # metadata key: the prompts that lost their end, as JSON
 
 
-class KeptContexts(NamedTuple):
-    """Contexts of a plan's prompts."""
+class EncodedPrompts(NamedTuple):
+    """A plan's prompts as the denoiser reads them."""
 
-    contexts: Streams[np.ndarray]  # [prompts, tokens, width] of each stream, in the plan's dtype
+    contexts: Streams[jax.Array | np.ndarray]  # [prompts, tokens, width] of each stream, in the plan's dtype
     truncated: tuple[str, ...]  # the prompts that lost their end
 
 
@@ -43,37 +43,41 @@ def missing_in_cache(plan: Plan, names: Iterable[str]) -> list[str]:
     return [name for name in names if (path := _path(plan, name)) is None or not path.is_file()]
 
 
-def read_contexts(plan: Plan, name: str, report: Report) -> KeptContexts | None:
-    """The contexts of the plan's prompts by the connectors `name`; None where the cache has none, or a damaged file,
-    which is deleted."""
+def read_contexts(plan: Plan, name: str, report: Report) -> EncodedPrompts | None:
+    """The contexts of the plan's prompts by the connectors `name`; None where the cache has none, or a damaged file or
+    one of other shapes, which is deleted."""
     path = _path(plan, name)
     if path is None or not path.is_file():
         return None
     try:
         tensors, facts = read_tensors(path, "text contexts", "delete it")
-        contexts = Streams(*(tensors[stream].astype(plan.dtype.value) for stream in Streams._fields))
+        widths = plan.arch.connectors.widths._asdict()
+        shapes = {stream: (len(plan.prompts), plan.text_tokens, width) for stream, width in widths.items()}
+        if problem := next(misfits(tensors, shapes), None):
+            raise UsageError(f"{path} holds other contexts: {problem}", "delete it")
         truncated = tuple(map(str, json.loads(facts[TRUNCATED])))
-        os.utime(path)  # the oldest use is deleted first
-    except (UsageError, OSError, KeyError, ValueError):
+    except (UsageError, OSError, KeyError, TypeError, ValueError):
         with report.activity(f"delete damaged contexts {path}"), suppress(OSError):
             path.unlink()
         return None
-    return KeptContexts(contexts, truncated)
+    with suppress(OSError):  # the cache of someone else
+        os.utime(path)  # the oldest use is deleted first
+    return EncodedPrompts(Streams(*(tensors[stream].astype(plan.dtype.value) for stream in widths)), truncated)
 
 
-def keep_contexts(plan: Plan, name: str, contexts: Streams[jax.Array], truncated: Sequence[str]) -> None:
-    """Write the contexts of the plan's prompts, and delete the oldest of more than `MOST` bytes. Where they cannot be
+def keep_contexts(plan: Plan, name: str, encoded: EncodedPrompts) -> None:
+    """Write the contexts of the plan's prompts, and delete the oldest of more than `MOST_BYTES`. Where they cannot be
     written, they are encoded again in the next run."""
     if (path := _path(plan, name)) is None:
         return
-    arrays = {stream: to_host(array).astype(np.float32) for stream, array in contexts._asdict().items()}
+    arrays = {stream: to_host(array).astype(np.float32) for stream, array in encoded.contexts._asdict().items()}
     with suppress(RunError, OSError):
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, arrays, {TRUNCATED: json.dumps(truncated)})
+        write_tensors(path, arrays, {TRUNCATED: json.dumps(encoded.truncated)})
         total = 0
         for file in sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True):
             total += file.stat().st_size
-            if total > MOST:
+            if total > MOST_BYTES:
                 file.unlink()
 
 

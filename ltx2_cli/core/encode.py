@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ltx2_cli.core.advice import CONNECT_TEXT, ENCODE_TEXT, memory_for
 from ltx2_cli.core.components import Components, network_program
-from ltx2_cli.core.context_cache import keep_contexts, read_contexts
+from ltx2_cli.core.context_cache import EncodedPrompts, keep_contexts, read_contexts
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
@@ -29,20 +29,30 @@ from ltx2_cli.request.spelling import option_name
 def encode(plan: Plan, names: Sequence[str], components: Components, report: Report) -> dict[str, Streams[jax.Array]]:
     """The contexts of the plan's prompts, of each stream [prompts, tokens, width], by the name of the connectors: from
     the cache, else encoded."""
-    kept = {name: found for name in names if (found := read_contexts(plan, name, report))}
-    missing, tokens = [name for name in names if name not in kept], None
-    if missing:
-        tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
-    truncated = compress(plan.prompts, tokens.truncated) if tokens else next(iter(kept.values())).truncated
-    for prompt in (cut := tuple(truncated)):
+    known = {name: found for name in names if (found := read_contexts(plan, name, report))}
+    if missing := [name for name in names if name not in known]:
+        known |= _encode(plan, missing, components, report)
+    else:
+        _note_truncated(plan, next(iter(known.values())).truncated, report)
+    return {name: to_devices(known[name].contexts, plan.sharding.replicated) for name in names}
+
+
+def _encode(plan: Plan, names: Sequence[str], components: Components, report: Report) -> dict[str, EncodedPrompts]:
+    """The prompts, encoded and kept in the cache, by the name of the connectors."""
+    tokens = tokenise(plan.checkpoint.tokenizer, plan.prompts, plan.text_tokens)
+    truncated = tuple(compress(plan.prompts, tokens.truncated))
+    _note_truncated(plan, truncated, report)
+    states = _hidden_states(tokens, plan, components, report)
+    contexts = {name: _contexts(name, tokens, states, plan, components, report) for name in names}
+    encoded = {name: EncodedPrompts(context, truncated) for name, context in contexts.items()}
+    for name, prompts in encoded.items():
+        keep_contexts(plan, name, prompts)
+    return encoded
+
+
+def _note_truncated(plan: Plan, prompts: Sequence[str], report: Report) -> None:
+    for prompt in prompts:
         report.note(f"only the first {plan.text_tokens} tokens are read of: {prompt[:40]}…")
-    contexts = {name: to_devices(found.contexts, plan.sharding.replicated) for name, found in kept.items()}
-    if tokens:
-        states = _hidden_states(tokens, plan, components, report)
-        contexts |= {name: _contexts(name, tokens, states, plan, components, report) for name in missing}
-    for name in missing:
-        keep_contexts(plan, name, contexts[name], cut)
-    return contexts
 
 
 def text_programs(plan: Plan, names: Sequence[str]) -> list[Program]:

@@ -9,7 +9,7 @@ from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.report import Report
 from ltx2_cli.media.clip import Media, Original
-from ltx2_cli.media.loudness import brought_to
+from ltx2_cli.media.loudness import normalise_loudness
 from ltx2_cli.media.splice import joined
 from ltx2_cli.models.spectrogram import resample_on_host
 from ltx2_cli.plan.resolve import Plan
@@ -27,7 +27,7 @@ def with_loudness(plan: Plan, made: Media, report: Report) -> Media:
     target = plan.spec.loudness
     if target is None or plan.edit or not len(made.waveform):
         return made
-    waveform, sentence = brought_to(target, made.waveform, made.sample_rate)
+    waveform, sentence = normalise_loudness(made.waveform, made.sample_rate, target)
     if sentence:
         report.note(sentence)
     return replace(made, waveform=waveform)

@@ -23,6 +23,7 @@ from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
     PassMasks,
     PassReuse,
+    Ropes,
     TextContext,
     rope_tables,
 )
@@ -81,7 +82,17 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     return StagePrograms(noise, text, steps, forward)
 
 
-def _stage_rows(plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]) -> tuple[Any, ...]:
+def _stage_rows(
+    plan: Plan, stage: Stage, condition_latents: Streams[Sequence[np.ndarray]]
+) -> tuple[
+    np.ndarray,
+    Streams[Ropes],
+    PassMasks,
+    Streams[Conditions | None],
+    PassReuse,
+    np.ndarray | None,
+    NormalizedGuidance | None,
+]:
     """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
     branch: np.ndarray | None = None

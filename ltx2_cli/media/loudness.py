@@ -36,7 +36,7 @@ def loudness(waveform: NDArray[np.float32], rate: int) -> Loudness:
     return _measured(own_input("f32le", None, *shape), waveform.astype("<f4").tobytes())
 
 
-def brought_to(target: float, waveform: NDArray[np.float32], rate: int) -> tuple[NDArray[np.float32], str]:
+def normalise_loudness(waveform: NDArray[np.float32], rate: int, target: float) -> tuple[NDArray[np.float32], str]:
     """The waveform at `target` LUFS, or as near as its peaks allow; and a sentence if it is not there. Raises as
     `file_loudness`."""
     found = loudness(waveform, rate)

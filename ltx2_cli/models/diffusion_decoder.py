@@ -21,7 +21,7 @@ NORM_EPS = 1e-6
 ROPE_BASE = 10000.0
 MODULATIONS = 7  # rows of a modulation, of which the four in `DiffusionBlock` are used
 FEED_FORWARD_TOKENS = 16384  # whose hidden features are in memory at once
-EVERY_DEVICE_HOLDS = None, None  # logical axes of a matrix that is not split
+UNSPLIT_MATRIX = None, None  # logical axes of a matrix that is not split
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class NeighborhoodAttention(nnx.Module):
     """Self-attention of each token to its window."""
 
     def __init__(self, scope: Scope, dim: int, window: Window, head_dim: int):
-        self.to_q, self.to_k, self.to_v = (Linear(scope / f"to_{name}", dim, dim, EVERY_DEVICE_HOLDS) for name in "qkv")
-        self.to_out = Linear(scope / "to_out" / 0, dim, dim, EVERY_DEVICE_HOLDS)
+        self.to_q, self.to_k, self.to_v = (Linear(scope / f"to_{name}", dim, dim, UNSPLIT_MATRIX) for name in "qkv")
+        self.to_out = Linear(scope / "to_out" / 0, dim, dim, UNSPLIT_MATRIX)
         self.norm_q, self.norm_k = ((scope / f"norm_{name}").weight("weight", (head_dim,), (None,)) for name in "qk")
         self.window, self.head_dim = window, head_dim
 
@@ -112,9 +112,9 @@ class SwiGLU(nnx.Module):
 
     def __init__(self, scope: Scope, dim: int):
         hidden = -(-4 * dim // 16) * 16
-        self.up = Linear(scope / "w_up", dim, hidden, EVERY_DEVICE_HOLDS, bias=False)
-        self.gate = Linear(scope / "w_gate", dim, hidden, EVERY_DEVICE_HOLDS, bias=False)
-        self.down = Linear(scope / "w_down", hidden, dim, EVERY_DEVICE_HOLDS, bias=False)
+        self.up = Linear(scope / "w_up", dim, hidden, UNSPLIT_MATRIX, bias=False)
+        self.gate = Linear(scope / "w_gate", dim, hidden, UNSPLIT_MATRIX, bias=False)
+        self.down = Linear(scope / "w_down", hidden, dim, UNSPLIT_MATRIX, bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         def some(x: jax.Array) -> jax.Array:
@@ -142,7 +142,7 @@ class DiffusionBlock(ContextBlock):
 
     def __init__(self, scope: Scope, dim: int, window: Window, head_dim: int):
         super().__init__(scope, dim, window, head_dim)
-        self.context_proj = Linear(scope / "context_proj", dim, dim, EVERY_DEVICE_HOLDS)
+        self.context_proj = Linear(scope / "context_proj", dim, dim, UNSPLIT_MATRIX)
         self.table = scope.weight("scale_shift_table", (MODULATIONS, dim), (None, None))
 
     def modulated(self, x: jax.Array, context: jax.Array, modulation: jax.Array) -> jax.Array:
@@ -158,7 +158,7 @@ class ChannelsToVideo(nnx.Module):
     """Channels to frames, rows and columns. Of frames doubled, the first is dropped."""
 
     def __init__(self, scope: Scope, dim: int, stride: Stride, reduction: int):
-        self.proj = Linear(scope / "proj", dim, dim * math.prod(stride) // reduction, EVERY_DEVICE_HOLDS)
+        self.proj = Linear(scope / "proj", dim, dim * math.prod(stride) // reduction, UNSPLIT_MATRIX)
         self.stride = stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -174,15 +174,15 @@ class PixelDenoiser(nnx.Module):
     def __init__(self, scope: Scope, arch: DiffusionDecoderArch):
         dim, level = arch.decoder_stage_channels[-1], arch.decoder_t_emb_dim
         patch, embedder = arch.out_channels * arch.patch_size**2, scope / "t_embedder" / "timestep_embedder"
-        self.linear_1 = Linear(embedder / "linear_1", SINUSOID_WIDTH, level, EVERY_DEVICE_HOLDS)
-        self.linear_2 = Linear(embedder / "linear_2", level, level, EVERY_DEVICE_HOLDS)
-        self.adaln = Linear(scope / "shared_adaln" / "proj", level, MODULATIONS * dim, EVERY_DEVICE_HOLDS)
-        self.conv_in = Linear(scope / "conv_in_x_t", patch, dim, EVERY_DEVICE_HOLDS)
+        self.linear_1 = Linear(embedder / "linear_1", SINUSOID_WIDTH, level, UNSPLIT_MATRIX)
+        self.linear_2 = Linear(embedder / "linear_2", level, level, UNSPLIT_MATRIX)
+        self.adaln = Linear(scope / "shared_adaln" / "proj", level, MODULATIONS * dim, UNSPLIT_MATRIX)
+        self.conv_in = Linear(scope / "conv_in_x_t", patch, dim, UNSPLIT_MATRIX)
         window, head_dim = arch.decoder_stage5_kernel, arch.decoder_head_dim
         names = (scope / "diff_blocks" / i for i in range(arch.decoder_stage_depths[-1]))
         self.blocks = nnx.List([DiffusionBlock(name, dim, window, head_dim) for name in names])
         self.norm_out = (scope / "norm_out").weight("weight", (dim,), (None,))
-        self.conv_out = Linear(scope / "conv_out", dim, patch, EVERY_DEVICE_HOLDS)
+        self.conv_out = Linear(scope / "conv_out", dim, patch, UNSPLIT_MATRIX)
         self.patch_size, self.scale = arch.patch_size, arch.decoder_timestep_scale_multiplier
 
     def __call__(self, context: jax.Array, pixels: Pixels, level: float) -> Pixels:
@@ -208,7 +208,7 @@ class DiffusionDecoder(nnx.Module):
         self.statistics = LatentStatistics(scope, arch.latent_channels)
         scope /= "decoder"
         widths, head_dim = arch.decoder_stage_channels, arch.decoder_head_dim
-        self.conv_in = Linear(scope / "conv_in", arch.latent_channels, widths[0], EVERY_DEVICE_HOLDS)
+        self.conv_in = Linear(scope / "conv_in", arch.latent_channels, widths[0], UNSPLIT_MATRIX)
         self.stages: nnx.List[nnx.List[ContextBlock]] = nnx.List([])
         self.upsamples: nnx.List[ChannelsToVideo] = nnx.List([])
         for i, stride in enumerate(arch.decoder_upsample_strides):

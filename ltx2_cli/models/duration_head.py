@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.models.arch import ConnectorsArch
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, read_json
@@ -16,9 +16,11 @@ from ltx2_cli.weights.declare import Shape
 
 PREFIX = "duration_head."  # of the tensors in the published file
 POOLER = "attention_pooler."
+MOST_LOGARITHM = 50.0  # of seconds
 POOLER_HEADS = 4  # of the published head, whose file does not state them
 # Names in a folder by those in the published file, where projections of queries, keys and values are one tensor.
 FUSED, PROJECTIONS = f"{POOLER}cross_attn.in_proj_", tuple(f"{POOLER}to_{part}." for part in "qkv")
+SIZED = f"{POOLER}query_tokens", "mlp_hidden.weight"  # whose shapes are not those of contexts
 OUT_PROJECTION = f"{POOLER}cross_attn.out_proj.", f"{POOLER}to_out."
 
 
@@ -30,7 +32,8 @@ class DurationHead:
     heads: int
 
     def seconds(self, contexts: Streams[np.ndarray]) -> float:
-        """The length in seconds by the contexts [tokens, width] of a prompt, those of both streams."""
+        """The length in seconds by the contexts [tokens, width] of a prompt, those of both streams. Raises
+        `RunError` for a length that no prompt has."""
         tokens = np.concatenate(
             [
                 self._linear(f"{stream}_input_proj", context.astype(np.float32))
@@ -40,6 +43,8 @@ class DurationHead:
         )
         pooled = self._attend(self.weights[f"{POOLER}query_tokens"], tokens).reshape(-1)
         (logarithm,) = self._linear("mlp_out", _gelu(self._linear("mlp_hidden", pooled)))
+        if not abs(logarithm) < MOST_LOGARITHM:
+            raise RunError(f"the duration head is damaged: it predicts exp({logarithm:.3g}) seconds", AGAIN)
         return math.exp(logarithm)
 
     def _attend(self, queries: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -65,19 +70,21 @@ def open_duration_head(place: Path, connectors: ConnectorsArch) -> DurationHead:
     read = {name.removeprefix(PREFIX): files.read(name, (slice(None),) * len(files[name].shape)) for name in files}
     weights = dict(_separated({name: array.astype(np.float32) for name, array in read.items()}))
     heads = described.get("num_pooler_heads", POOLER_HEADS)
-    stated = [weights.get(name, np.zeros((0, 0))).shape for name in (f"{POOLER}query_tokens", "mlp_hidden.weight")]
-    wrong = [
-        name for name, shape in _shapes(connectors, *stated) if name not in weights or weights[name].shape != shape
-    ]
-    if wrong or stated[0][1] % heads:
-        raise UsageError(f"{place} holds no duration head of this model: {abbreviate(wrong or ['heads'])}", AGAIN)
+    sizes = [weights[name].shape if name in weights else () for name in SIZED]
+    wrong = [name for name, shape in zip(SIZED, sizes, strict=True) if len(shape) != 2]
+    for name, shape in () if wrong else _shapes(connectors, *sizes):
+        wrong += [] if name in weights and weights[name].shape == shape else [name]
+    if not wrong and (type(heads) is not int or heads < 1 or sizes[0][1] % heads):
+        wrong = [f"{heads!r} heads"]
+    if wrong:
+        raise UsageError(f"{place} holds no duration head of this model: {abbreviate(wrong)}", AGAIN)
     return DurationHead(weights, heads)
 
 
 def _separated(weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Weights under their names in a folder."""
     for name, array in weights.items():
-        if name.startswith(FUSED):
+        if name.startswith(FUSED) and array.ndim and len(array) % len(PROJECTIONS) == 0:
             for projection, part in zip(PROJECTIONS, np.split(array, len(PROJECTIONS)), strict=True):
                 yield projection + name.removeprefix(FUSED), part
             continue

@@ -201,7 +201,6 @@ class Transformer(nnx.Module):
         modulation = Streams(*(stream and stream.modulation.text for stream in shared))
         by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
         tokens, isolated = text.tokens, reuse.isolated(len(contexts)) if reuse else 0
-        last = Streams(*(x[-1:] for x in tokens))
         if by_row:  # each device makes keys and values for the contexts of its own rows
             tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in tokens))
 
@@ -214,7 +213,9 @@ class Transformer(nnx.Module):
             switches = PassMasks(self_attention, masks.cross_modal if reuse is None else None)
             if nag is None:
                 return block(x, context, shared, switches, isolated)
-            others = block.text_keys_values(last, modulation) if by_row else keys_values
+            others = keys_values
+            if by_row:
+                others = block.text_keys_values(Streams(*(x[-1:] for x in text.tokens)), modulation)
             away = jax.tree.map(lambda array: jnp.repeat(array[-1:], len(contexts), axis=0), others)
             return block(x, context, shared, switches, isolated, away)
 

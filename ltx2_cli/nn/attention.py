@@ -133,8 +133,8 @@ class Attention(nnx.Module):
         # Queries are scaled by 1/√d before they are rounded to the run's dtype.
         weights = self.norm_q[...].astype(jnp.float32) * (self.norm_q.shape[-1] // self.heads) ** -0.5
         queries = self.to_q(x)
-        gates = None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
-        return queries, Norm(rms_scale(queries, QK_NORM_EPS), weights), gates
+        norm = Norm(rms_scale(queries, QK_NORM_EPS), weights)
+        return queries, norm, None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
 
 
 def attend(

@@ -38,8 +38,13 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     """Sentences on mismatches between a complete request and its checkpoint, each with an option to type."""
     yield from request_warnings(spec)
     distilled = makes_few_steps(spec, arch)
-    if spec.nag_scale is not None and spec.guidance.video.guidance_scale not in (None, 1.0):
-        one = typed("guidance.video.guidance_scale", 1)
+    guided = [
+        typed(f"guidance.{stream}.guidance_scale", 1)
+        for stream, scales in vars(spec.guidance).items()
+        if scales.guidance_scale not in (None, 1.0)
+    ]
+    if spec.nag_scale is not None and guided:
+        one = " ".join(guided)
         yield f"nag_scale and guidance_scale both lead away from the negative prompt, and add up; without a pass: {one}"
     if spec.recipe == ONE_STAGE and distilled:
         yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"

@@ -5,13 +5,15 @@ from dataclasses import replace
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import START, with_contexts
 from ltx2_cli.core.state import RunState
+from ltx2_cli.estimate.fit import Request
 from ltx2_cli.models.duration_head import DurationHead
 from ltx2_cli.plan.open import find_duration_head
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.sizes import legal_lengths
 from ltx2_cli.request.size import predicted_frames
-from ltx2_cli.request.spec import RunSpec, Streams
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.validation import validate
+from ltx2_cli.runs.preflight import agreed_plan
 from ltx2_cli.runs.session import Session
 
 
@@ -25,17 +27,18 @@ def check_duration_head(session: Session, plan: Plan) -> DurationHead | None:
     return head
 
 
-def with_predicted_length(
-    session: Session, plan: Plan, components: Components, head: DurationHead
-) -> tuple[RunSpec, RunState]:
-    """The request of a plan with the length that the head reads from its prompt, and the state with the contexts of the
-    text."""
-    state = with_contexts(plan, components, START, session.report)
+def plan_by_prompt(
+    session: Session, request: Request, plan: Plan, components: Components, head: DurationHead
+) -> tuple[Plan, RunState]:
+    """The plan for the length that the head reads from the prompt, with `components` switched to it; and the state with
+    the contexts of the text, but for those of another mesh, which differ in their last bits from a replay's."""
+    state, spec = with_contexts(plan, components, START, session.report), plan.spec
     contexts = state.contexts[plan.stages[0].connectors]
     seconds = head.seconds(Streams(*(stream[0] for stream in contexts)))  # the prompt is the first
-    spec = plan.spec
     frames = predicted_frames(seconds, spec.fps, legal_lengths(spec))
     session.report.note(f"length: {frames} frames, {frames / spec.fps:.2f} s, for {seconds:.2f} s by the prompt")
     spec = replace(spec, num_frames=frames, asked=tuple(sorted({*spec.asked, "num_frames"})))
     validate(spec)
-    return spec, state
+    with agreed_plan(session, replace(request, spec=spec)) as final:
+        components.adopt(final)
+    return final, state if final.sharding == plan.sharding else START

@@ -1,7 +1,7 @@
 """Execute a request: run the plan, report flaws of its clips, and resume after an interruption."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 
@@ -26,7 +26,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.auto_duration import check_duration_head, with_predicted_length
+from ltx2_cli.runs.auto_duration import check_duration_head, plan_by_prompt
 from ltx2_cli.runs.latents import check_source
 from ltx2_cli.runs.past_times import expected_time, remember
 from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan, check_downloads
@@ -48,13 +48,8 @@ def execute_request(
         return
     components, start = open_components(plan), START
     if head:
-        spec, texts = with_predicted_length(session, plan, components, head)
-        before = plan
-        with agreed_plan(session, Request(spec, find_devices(), product=product)) as plan:
-            check_distinct(files, input_files(plan))
-        components.adopt(plan)
-        # Text of another layout differs in its last bits from that of a replay.
-        start = texts if plan.sharding == before.sharding else START
+        with forbid_compilation([]) if settings.no_compile else nullcontext():
+            plan, start = plan_by_prompt(session, request, plan, components, head)
     if settings.no_compile:
         session.resources.enter_context(forbid_compilation(programs(plan, product)))
     if drawn and not settings.warmup:

@@ -1,5 +1,6 @@
 """The library by the names that diffusers has: `LTX2.from_pretrained(model)(prompt=...)`."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -36,6 +37,7 @@ ARGUMENTS = {  # of a request, by the arguments of diffusers' pipelines
     **{f"audio_{scale}": f"guidance.audio.{scale}" for scale in SCALES},
 }
 OTHERS = ("generator", "image")
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # of PIL, that need no conversion
 
 
 class LTX2Output(NamedTuple):
@@ -91,11 +93,28 @@ def _translated(arguments: Mapping[str, object], folder: Path) -> dict[str, obje
         )
     values = {ARGUMENTS[name]: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
     if (generator := arguments.get("generator")) is not None:
-        values["seed"] = generator if isinstance(generator, int) else generator.initial_seed()  # type: ignore[attr-defined]
+        values["seed"] = _seed(generator)
     if (image := arguments.get("image")) is not None:
-        if isinstance(image, Image.Image):
-            image.save(path := folder / "image.png")
-        else:
-            path = Path(str(image))
-        values["conditions"] = [{"path": str(path)}]
+        values["conditions"] = [{"path": str(_image_file(image, folder))}]
     return values
+
+
+def _seed(generator: Any) -> int:
+    """The seed that is a generator, or that a torch.Generator was given."""
+    if hasattr(generator, "initial_seed"):
+        return int(generator.initial_seed())
+    try:
+        return operator.index(generator)
+    except TypeError:
+        raise UsageError("`generator` is neither a seed nor a torch.Generator", "for example: generator=7") from None
+
+
+def _image_file(image: object, folder: Path) -> Path:
+    """The path of an image; one of PIL is written into `folder`."""
+    if isinstance(image, Image.Image):
+        path = folder / "image.png"
+        (image if image.mode in PNG_MODES else image.convert("RGB")).save(path)
+        return path
+    if isinstance(image, str | Path):
+        return Path(image)
+    raise UsageError("`image` is neither a path nor a PIL image", 'for example: image="red.png"')

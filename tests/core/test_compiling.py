@@ -27,7 +27,7 @@ from ltx2_cli.core.programs import (
     forbid_compilation,
 )
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import open_components, programs, warm_up
+from ltx2_cli.core.run import open_components, programs, run, warm_up
 from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
 
@@ -170,6 +170,21 @@ def test_programs_are_compiled_at_once(checkpoint: Checkpoint, monkeypatch: pyte
     programs = [Program(name, "vocoder", meeting, tuple) for name in ("frames", "audio", "noise")]
     with components.compiling(programs), components.use("vocoder", Report()):
         assert all(program.done() for _, program in components.compilations["vocoder"])
+
+
+def test_programs_that_are_compiled_at_once_make_the_same_clip(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All programs of a run, as on a host with many cores."""
+    clips = {}
+    for cores in (1, 64):
+        jax.clear_caches()
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(compiling, "machine_memory", lambda: 1e12)
+        plan = plan_of(checkpoint, SMALL, 3)
+        (clips[cores],) = run(plan, Components(plan))
+    np.testing.assert_array_equal(clips[64].frames, clips[1].frames)
+    np.testing.assert_array_equal(clips[64].waveform, clips[1].waveform)
 
 
 def test_compiled_and_cached_programs_are_counted_apart() -> None:

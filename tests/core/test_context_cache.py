@@ -11,11 +11,12 @@ import jax
 import pytest
 from safetensors.numpy import load_file
 
+from ltx2_cli.core import context_cache
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from program import CACHE, cache_restored, run_program
 
 LONG = "a red ball bounces on a navy background " * 8
-ASKED = ["--model", "./model", "--height", "64", "--width", "64", "--num-frames", "9", "--steps", "1", "--no-audio"]
+ASKED = ["--height", "64", "--width", "64", "--num-frames", "9", "--steps", "1", "--no-audio"]
 ASKED += ["--set", "max_sequence_length=32"]
 RUN = """
 import os, sys
@@ -47,7 +48,7 @@ def test_a_prompt_is_encoded_once(
 
     def words(name: str, seed: int, prompt: str = LONG) -> list[str]:
         kept = ["--compile-cache", str(programs), "--save-latents", f"{name}.safetensors", "-o", f"{name}.mp4"]
-        return ["generate", "--prompt", prompt, *ASKED, "--seed", str(seed), *kept, "-v"]
+        return ["generate", "--model", "./model", "--prompt", prompt, *ASKED, "--seed", str(seed), *kept, "-v"]
 
     def run(*arguments: str) -> str:
         assert run_program(monkeypatch, *arguments) == 0
@@ -74,6 +75,25 @@ def test_a_prompt_is_encoded_once(
     assert encoded.tobytes() == from_cache.tobytes()
 
     assert "encode text" in run(*words("other", 2, "a blue square"))
+    assert len([*(programs / "contexts").iterdir()]) == 2
+
+    kept.write_bytes(Path("other.safetensors").read_bytes())  # tensors, but no contexts
+    monkeypatch.setattr(context_cache, "MOST_BYTES", len(content))
+    assert f"delete damaged contexts {kept}" in run(*words("damaged", 2), "--force")
+    assert [*(programs / "contexts").iterdir()] == [kept]  # the oldest went
+
     os.utime(next(Path("model/connectors").glob("*.safetensors")))  # as if it were another
-    assert "encode text" in run(*words("other", 2, "a blue square"), "--force")
-    assert len([*(programs / "contexts").iterdir()]) == 3
+    assert "encode text" in run(*words("damaged", 2), "--force")
+    assert kept not in (programs / "contexts").iterdir()
+
+
+def test_contexts_that_cannot_be_written_cost_no_clip(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    programs.mkdir()
+    (programs / "contexts").write_text("no folder")
+    words = ["generate", "--model", "demo", "--prompt", "a ball", *ASKED, "--seed", "1", "-o", "clip.mp4"]
+    assert run_program(monkeypatch, *words, "--compile-cache", str(programs)) == 0
+    assert Path("clip.mp4").stat().st_size > 0
+    assert (programs / "contexts").read_text() == "no folder"

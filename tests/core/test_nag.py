@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clips import Case, Checkpoint, Size, final_latents, plan_of
+from clips import TEXT_TOKENS, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.run import programs
+from ltx2_cli.plan.resolve import Plan
 from model_versions import LTX2_3, random_folder
 from program import run_program
 
@@ -22,6 +24,12 @@ def model(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path: Path
     return checkpoint._replace(folder=random_folder(LTX2_3, tmp_path))
 
 
+def main_signature(plan: Plan) -> str:
+    """The line of the inputs and results of the program of all steps."""
+    (program,) = (program for program in programs(plan) if program.name == "denoise")
+    return next(line for line in program.lower().as_text().splitlines() if "func.func public @main" in line)
+
+
 @pytest.mark.slow
 def test_the_negative_prompt_counts_without_a_pass(model: Checkpoint, compilations: list[str]) -> None:
     """Eight devices make what one makes; a negative prompt like the prompt changes nothing; and other numbers compile
@@ -30,6 +38,11 @@ def test_the_negative_prompt_counts_without_a_pass(model: Checkpoint, compilatio
     guided = plan_of(model, CASE, 5, **nag)
     assert (plain.prompts, guided.prompts) == ((CASE.prompt,), (CASE.prompt, "blurry"))
     assert len(guided.stages[0].passes) == 1
+    inputs = [main_signature(each).partition("->")[0] for each in (plain, guided)]
+    assert inputs[1].count("%arg") - inputs[0].count("%arg") == 3  # its numbers
+    if plain.arch.model_version == "ltx2":  # keys and values are made before the steps, which read no text
+        for each, text in zip((plain, guided), inputs, strict=True):
+            assert f"tensor<{len(each.prompts)}x{TEXT_TOKENS}x" not in text
     latents = {
         "plain": final_latents(plain),
         "guided": final_latents(guided, components := Components(guided)),
@@ -56,7 +69,8 @@ def test_guidance_by_a_pass_beside_it_is_said(
 ) -> None:
     words = ["generate", "--model", "demo", "--prompt", "rain", "--dry-run", "--nag-scale", "5"]
     assert run_program(monkeypatch, *words, "--guidance-scale", "3") == 0
-    assert "both lead away from the negative prompt, and add up" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "both lead away from the negative prompt, and add up; without a pass: --guidance-scale 1 " in said
     off = ["--guidance-scale", "1", "--audio-guidance-scale", "1", "--negative-prompt", "snow"]
     assert run_program(monkeypatch, *words, *off) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -118,6 +118,9 @@ def test_the_files_make_a_clip(
     more = ["--no-audio", "--steps=1", "--set", "max_sequence_length=32", "-o", str(clip)]
     assert run_program(monkeypatch, "generate", "rain", *words, *off, *more, "--dry-run") == 0
     assert "the length is known once the prompt is read; this plan is for 121 frames" in capsys.readouterr().err
+    unseen = ["--no-compile", "--set", "max_sequence_length=40"]
+    assert run_program(monkeypatch, "generate", "rain", *words, *off, *more, *unseen) == 1
+    assert "error: not compiled yet: " in capsys.readouterr().err
     assert run_program(monkeypatch, "generate", "rain", *words, *off, *more) == 0
     assert re.search(r"length: 9 frames, 1\.12 s, for 0\.\d\d s by the prompt", capsys.readouterr().err)
     assert open_video(clip).num_frames == yaml.safe_load(clip.with_suffix(".yaml").read_text())["num_frames"] == 9

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ltx2_cli.media.loudness import MOST_PEAK, brought_to, file_loudness, loudness
+from ltx2_cli.media.loudness import MOST_PEAK, file_loudness, loudness, normalise_loudness
 from program import run_program
 from sounds import write_tone
 
@@ -29,19 +29,19 @@ def test_a_sine_has_the_loudness_of_its_definition(tmp_path: Path) -> None:
 
 def test_one_gain_reaches_it_unless_it_would_clip() -> None:
     quiet = sine(0.1)
-    louder, sentence = brought_to(-14, quiet, RATE)
+    louder, sentence = normalise_loudness(quiet, RATE, -14)
     assert not sentence
     assert loudness(louder, RATE).integrated == pytest.approx(-14, abs=0.1)
     np.testing.assert_allclose(louder / louder.max(), quiet / quiet.max(), atol=1e-6)
     quiet[1000] = 0.8  # a click, 2 dB below full scale
-    limited, sentence = brought_to(-14, quiet, RATE)
+    limited, sentence = normalise_loudness(quiet, RATE, -14)
     assert re.fullmatch(r"the audio is at -1\d\.\d LUFS, not at -14: more would clip", sentence)
     assert loudness(limited, RATE).peak <= MOST_PEAK + 0.05
 
 
 @pytest.mark.parametrize("waveform", [sine(0), sine(0.1, seconds=0.2)], ids=["silence", "0.2 s"])
 def test_what_has_no_loudness_stays_as_it_is(waveform: np.ndarray) -> None:
-    same, sentence = brought_to(-14, waveform, RATE)
+    same, sentence = normalise_loudness(waveform, RATE, -14)
     np.testing.assert_array_equal(same, waveform)
     assert "has no loudness" in sentence
 

@@ -1,5 +1,7 @@
 """The duration head beside diffusers', from a folder and from the published file; and the frames of a length."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from duration_heads import duration_head, published_names
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.models.arch import ConnectorsArch
 from ltx2_cli.models.duration_head import open_duration_head
 from ltx2_cli.models.networks import PRESETS
@@ -53,6 +55,34 @@ def test_frames_equal_those_of_the_reference(fps: float) -> None:
 def test_a_head_for_other_contexts_is_refused(tmp_path: Path) -> None:
     duration_head(Streams(16, 8)).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=r"holds no duration head of this model: .*video_input_proj\.weight"):
+        open_duration_head(tmp_path, CONNECTORS)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mlp_out.bias", lambda tensor: tensor * torch.nan),
+        ("mlp_out.bias", lambda tensor: tensor + 1000),
+        ("attention_pooler.query_tokens", lambda tensor: tensor[0]),
+        ("attention_pooler.cross_attn.in_proj_weight", lambda tensor: tensor[1:]),
+        ("mlp_hidden.bias", lambda tensor: tensor[1:]),
+    ],
+    ids=["NaN", "no length", "one axis", "no three parts", "cut"],
+)
+def test_a_damaged_head_is_named(name: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    weights = published_names(duration_head(CONNECTORS.widths))
+    weights[f"duration_head.{name}"] = change(weights[f"duration_head.{name}"]).contiguous()
+    save_file(weights, tmp_path / "head.safetensors")
+    with pytest.raises((UsageError, RunError), match=r"holds no duration head|the duration head is damaged"):
+        open_duration_head(tmp_path / "head.safetensors", CONNECTORS).seconds(random_contexts())
+
+
+@pytest.mark.parametrize("heads", [0, 5, "four"])
+def test_a_number_of_heads_that_cannot_be_is_refused(heads: object, tmp_path: Path) -> None:
+    duration_head(CONNECTORS.widths).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_pooler_heads": heads}))
+    with pytest.raises(UsageError, match=f"holds no duration head of this model: {heads!r} heads"):
         open_duration_head(tmp_path, CONNECTORS)
 
 

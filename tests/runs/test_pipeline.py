@@ -17,8 +17,8 @@ SMALL = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 2}
 @pytest.mark.slow
 def test_a_call_makes_the_clips_of_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under both names of each argument; the second call loads no network again."""
-    image = Image.new("RGB", (80, 64), "red")
-    image.save(tmp_path / "red.png")
+    image = Image.new("CMYK", (80, 64), (0, 255, 255, 0))  # red, which PNG has no such mode for
+    image.convert("RGB").save(tmp_path / "red.png")
     model = LTX2.from_pretrained("demo", keep_resident=True)
     scales = {"guidance_scale": 2.0, "audio_guidance_scale": 4.0}
     seven = torch.Generator().manual_seed(7)
@@ -35,7 +35,9 @@ def test_a_call_makes_the_clips_of_its_request(tmp_path: Path, monkeypatch: pyte
     loaded = list[str]()
     model.components.after_load = loaded.append
     path = tmp_path / "red.png"
-    two = model("a red ball", image=path, frame_rate=12, generator=6, num_videos_per_prompt=2, **SMALL, **scales)
+    two = model(
+        "a red ball", image=path, frame_rate=12, generator=np.int64(6), num_videos_per_prompt=2, **SMALL, **scales
+    )
     assert not loaded
     assert two.frames.shape == (2, 9, 64, 64, 3)
     assert np.abs(two.frames[1].astype(int) - made.frames[0]).max() <= 2  # seed 7, with another in one batch
@@ -55,5 +57,8 @@ def test_wrong_words_are_refused() -> None:
     with pytest.raises(UsageError, match="`num_inference_step` is no argument of a call") as refused:
         LTX2.from_pretrained("demo")("a red ball", num_inference_step=3)
     assert refused.value.hint == "nearest: num_inference_steps"
+    for wrong in ({"generator": "7"}, {"image": np.zeros((4, 4, 3))}):
+        with pytest.raises(UsageError, match="is neither a"):
+            LTX2.from_pretrained("demo")("a red ball", **wrong)
     with pytest.raises(UsageError, match="height 100 is not a multiple of 32"):
         LTX2.from_pretrained("demo")("a red ball", height=100)
