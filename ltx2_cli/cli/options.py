@@ -87,6 +87,9 @@ class ModelOptions(Options):
     text_encoder: Annotated[
         Text, option(MODEL, r"Gemma-3 for a single file: FOLDER or REPO\[@REV]; for split files: FILE.")
     ] = None
+    decoder: Annotated[
+        Literal["convolution", "diffusion"] | None, option(MODEL, "Decoder of the video; diffusion: of LTX-2.5 alone.")
+    ] = None
     sharding: Sharding = None
 
 

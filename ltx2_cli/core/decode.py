@@ -1,6 +1,6 @@
 """Latents to media, by the VAEs and the vocoder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from ltx2_cli.core.advice import check_finite, memory_for
 from ltx2_cli.core.components import Components, network_program
+from ltx2_cli.core.decode_tiles import REPLICATED, decode_by_tiles, tile_programs
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.diffusion.latents import token_shapes
@@ -24,44 +25,57 @@ from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import VIDEO_AXIS, DecodePlan, decode_tiled
+from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams
-
-REPLICATED = PartitionSpec()
+from ltx2_cli.weights.published import DIFFUSION_DECODER
 
 
 def decode(
-    plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report, wanted: Streams[bool] = BOTH
+    plan: Plan,
+    latents: Streams[np.ndarray],
+    seeds: Sequence[int],
+    components: Components,
+    report: Report,
+    wanted: Streams[bool] = BOTH,
 ) -> Iterator[Media]:
-    """Yield the media of each video, from latents as tokens [videos, tokens, channels]. Streams that are not wanted are
-    empty, and all streams on hosts but the first. Input audio is copied from its file."""
+    """Yield the media of each video, from latents as tokens [videos, tokens, channels] and the videos' seeds, which
+    draw the noise of the diffusion decoder. Streams that are not wanted are empty, and all streams on hosts but the
+    first. Input audio is copied from its file."""
     videos, at_once, decoded = len(latents.video), plan.decoding.videos, _decoded(plan, wanted)
     with memory_for(DECODE, plan), ExitStack() as loaded:
         networks = {
             name: loaded.enter_context(components.use(name, report))
-            for name, needed in (("vae", decoded.video), ("audio_vae", decoded.audio), ("vocoder", decoded.audio))
+            for name, needed in (
+                (plan.video_decoder, decoded.video),
+                ("audio_vae", decoded.audio),
+                ("vocoder", decoded.audio),
+            )
             if needed
         }
         for first in range(0, videos, at_once):
             rows = np.minimum(np.arange(first, first + at_once), videos - 1)  # the last one fills up the devices
             with report.activity(DECODE):
-                frames, waveforms = _decode_rows(plan, latents, rows, networks)
+                frames, waveforms = _decode_rows(plan, latents, np.array(seeds, np.uint32), rows, networks)
             for clip, waveform in list(zip(frames, waveforms, strict=True))[: videos - first]:
                 media = Media(clip, waveform, plan.stages[-1].geometry.fps, plan.arch.vocoder.output_sampling_rate)
                 yield _with_input_audio(media, plan.input_audio) if wanted.audio and plan.input_audio else media
 
 
 def _decode_rows(
-    plan: Plan, latents: Streams[np.ndarray], rows: np.ndarray, networks: Mapping[str, Any]
+    plan: Plan, latents: Streams[np.ndarray], seeds: np.ndarray, rows: np.ndarray, networks: Mapping[str, Any]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Frames and waveforms of these videos on the first host; empty without a network for them. No other reference to
     arrays on the devices exists."""
     frames, waveforms = [NO_FRAMES] * len(rows), [NO_AUDIO] * len(rows)
     decoded_video = decoded_audio = None
-    if "vae" in networks:
+    if plan.video_decoder in networks:
         _, channels, *size = plan.latent_shapes.video
-        video = latents.video[rows].reshape(len(rows), *size, channels)
-        decoded_video = _video_program(plan)(networks["vae"], to_devices(video, plan.decoding.latents))
+        video = to_devices(latents.video[rows].reshape(len(rows), *size, channels), plan.decoding.latents)
+        if plan.networks.diffusion_decoder:
+            frames = decode_by_tiles(plan, networks[DIFFUSION_DECODER], video, seeds[rows], frames)
+        else:
+            decoded_video = _video_program(plan)(networks["vae"], video)
     if decoded_video and not plan.decoding.at_once:  # its memory is free before the audio is decoded
         frames, decoded_video = _clips(decoded_video, plan, frames), None
     if "vocoder" in networks:
@@ -88,7 +102,8 @@ def _with_input_audio(media: Media, audio: Audio) -> Media:
 def media_programs(plan: Plan, wanted: Streams[bool] = BOTH) -> list[Program]:
     """The programs of `decode`."""
     decoded = _decoded(plan, wanted)
-    return [*([_video_program(plan)] if decoded.video else []), *([_audio_program(plan)] if decoded.audio else [])]
+    video = tile_programs(plan) if plan.networks.diffusion_decoder else [_video_program(plan)]
+    return [*(video if decoded.video else []), *([_audio_program(plan)] if decoded.audio else [])]
 
 
 def _video_program(plan: Plan) -> Program:
@@ -123,6 +138,7 @@ def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[ja
     """Latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3]."""
 
     def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
+        assert not isinstance(decoding.tiles, PixelTiles)
         levels, finite = decode_tiled(vae, latents, decoding.tiles)
         return levels, finite.reshape(1, 1, 1)
 

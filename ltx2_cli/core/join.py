@@ -1,6 +1,6 @@
 """Join the regenerated part of an edited clip with the kept part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +16,13 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 
 
-def finished_clips(plan: Plan, latents: Streams[np.ndarray], components: Components, report: Report) -> Iterator[Media]:
-    """The clips of latents [videos, tokens, channels] as they are written: an edited one with its kept frames and
-    audio, another at the loudness that is asked for."""
-    return (with_loudness(plan, _with_kept(plan, made), report) for made in decode(plan, latents, components, report))
+def finished_clips(
+    plan: Plan, latents: Streams[np.ndarray], seeds: Sequence[int], components: Components, report: Report
+) -> Iterator[Media]:
+    """The clips of latents [videos, tokens, channels] of these seeds as they are written: an edited one with its kept
+    frames and audio, another at the loudness that is asked for."""
+    decoded = decode(plan, latents, seeds, components, report)
+    return (with_loudness(plan, _with_kept(plan, made), report) for made in decoded)
 
 
 def with_loudness(plan: Plan, made: Media, report: Report) -> Media:

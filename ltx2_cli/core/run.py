@@ -78,7 +78,7 @@ def run(plan: Plan, components: Components, report: Report = SILENT) -> Iterator
     """Yield the media of each video."""
     with _running(plan, components, report, programs(plan)):
         *_, state = run_phases(plan, START, components, report)
-        yield from finished_clips(plan, all_latents(state), components, report)
+        yield from finished_clips(plan, all_latents(state), plan.seeds, components, report)
 
 
 def with_contexts(plan: Plan, components: Components, start: RunState, report: Report = SILENT) -> RunState:
@@ -124,7 +124,9 @@ def decode_file(
 ) -> Media:
     """Decode the latents of one video, in the files' layout; a stream that is not wanted is empty."""
     with _running(plan, components, report, media_programs(plan, wanted)):
-        return with_loudness(plan, next(decode(plan, to_tokens(latents), components, report, wanted)), report)
+        return with_loudness(
+            plan, next(decode(plan, to_tokens(latents), plan.seeds, components, report, wanted)), report
+        )
 
 
 def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:

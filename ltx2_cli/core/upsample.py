@@ -11,10 +11,9 @@ from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.models.upsampler import LatentUpsampler, upsample_latents
-from ltx2_cli.models.video_vae import LatentStatistics
+from ltx2_cli.models.video_vae import Extent, LatentStatistics
 from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.decoding import Extent
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams

@@ -75,7 +75,8 @@ def write(
             if product is Product.drafts:
                 yield from _write_sheet(plan, state, components, report)
             make_clips = rows and product is Product.clips
-            clips = finished_clips(plan, latents_of(state, rows), components, report) if make_clips else ()
+            seeds = plan.seeds[rows.start : rows.stop]
+            clips = finished_clips(plan, latents_of(state, rows), seeds, components, report) if make_clips else ()
             for clip, row in zip(clips, rows, strict=False):
                 written = row + 1
                 if first:
@@ -92,7 +93,7 @@ def write(
 def _write_sheet(
     plan: Plan, state: RunState, components: Components, report: Report
 ) -> Iterator[tuple[Path, list[str]]]:
-    media = decode(plan, all_latents(state), components, report, DECODED[Product.drafts])
+    media = decode(plan, all_latents(state), plan.seeds, components, report, DECODED[Product.drafts])
     clips = ((f"seed {seed}: {plan.prompts[0]}", clip) for seed, clip in zip(plan.seeds, media, strict=True))
     if jax.process_index() == 0:
         write_contact_sheet(clips, path := sheet_path(plan.spec))

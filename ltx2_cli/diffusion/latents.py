@@ -27,6 +27,7 @@ A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled
 LatentShape = tuple[int, ...]
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
 STEP_DRAWS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
+PIXELS_DRAW = 7  # that of a decoder's pixels
 MIN_NOISE_STD = 0.1  # that of noise is 1
 FIRST, UPSAMPLED, FINAL = STAGES = ("stage1", "upsampled", "final")  # of which a file holds the latents
 SIZE_LIMITS = {**dict(zip(SIZE_KEYS, (MAX_FRAMES, MAX_SIDE, MAX_SIDE), strict=True)), "fps": MAX_FPS}
@@ -54,6 +55,13 @@ def noise_behind(seed: "jax.Array", shape: LatentShape, stage: int, draw: "jax.A
     import jax
 
     return jax.random.normal(jax.random.fold_in(_key(seed, draw), STREAMS_OF_STAGES + stage), shape, np.float32)
+
+
+def pixel_noise_key(seed: "jax.Array") -> "jax.Array":
+    """The key of the noise of one video's pixels, which a diffusion decoder denoises."""
+    import jax
+
+    return jax.random.fold_in(_key(seed, None), PIXELS_DRAW)
 
 
 def _key(seed: "int | jax.Array", draw: "jax.Array | None") -> "jax.Array":

@@ -191,7 +191,8 @@ def _with_compiled(plan: Plan, formula: PhaseMemory, programs: Programs, phase: 
         return formula
     if phase != DECODE:
         return formula._replace(activations=max(needed.values()))
-    video, audio = needed.get("vae", plan.decoding.video_bytes), needed.get("vocoder", plan.decoding.audio_bytes)
+    video = needed.get(plan.video_decoder, plan.decoding.video_bytes)
+    audio = needed.get("vocoder", plan.decoding.audio_bytes)
     return formula._replace(activations=replace(plan.decoding, video_bytes=video, audio_bytes=audio).bytes)
 
 

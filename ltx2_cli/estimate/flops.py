@@ -11,14 +11,19 @@ from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import DECODE
 from ltx2_cli.estimate.phases import INPUT_AUDIO, LOOPS, PHASES, encoded_videos, stage_of
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioUpsample
-from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder
+from ltx2_cli.models.diffusion_decoder import ContextBlock, DiffusionDecoder
+from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import Conv
+from ltx2_cli.nn.neighborhood import block_and_box
+from ltx2_cli.plan.decoding import TILE_AXIS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
+from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.step_cost import matrices, step_of
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights
+from ltx2_cli.weights.published import DIFFUSION_DECODER
 
 AFTER_UPSAMPLING = (
     "post_upsample",
@@ -39,6 +44,30 @@ def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: 
         along_time, along_height, along_width = layer.stride
         frames, height, width = (frames - 1) * along_time + 1, height * along_height, width * along_width
     return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out)
+
+
+def stage_flops(blocks: Sequence[ContextBlock], upsample: nnx.Module, grid: Extent) -> int:
+    """Blocks of the diffusion decoder on one grid of tokens, and the projection that enlarges it. Attention multiplies
+    all keys of a box, of which it masks some."""
+    flops = 2 * math.prod(grid) * kernel_elements(upsample)
+    for block in blocks:
+        _, box = block_and_box(grid, block.attn.window)
+        channels, _ = block.attn.to_q.kernel.shape
+        flops += 2 * math.prod(grid) * (kernel_elements(block) + 2 * math.prod(box) * channels)
+    return flops
+
+
+def diffusion_decoder_flops(decoder: DiffusionDecoder, tiles: PixelTiles, size: Extent) -> tuple[int, int]:
+    """The diffusion decoder on one video with latents of this extent: its first stages, and its last ones on a tile."""
+    arch, ghosts, flops = decoder.arch, decoder.arch.ghosts, 2 * math.prod(size) * kernel_elements(decoder.conv_in)
+    for blocks, upsample, grid in zip(decoder.stages[:-1], decoder.upsamples[:-1], arch.grids(size), strict=False):
+        flops += stage_flops(blocks, upsample, (grid[0] + ghosts, *grid[1:]))
+        ghosts *= upsample.stride[0]
+    cells, denoiser = (tiles.size[0] + arch.ghost_cells, *tiles.size[1:]), decoder.denoiser
+    step = stage_flops(denoiser.blocks, denoiser.conv_in, tiles.tokens)
+    step += 2 * math.prod(tiles.tokens) * kernel_elements(denoiser.conv_out)
+    last = stage_flops(decoder.stages[-1], decoder.upsamples[-1], cells)
+    return flops, last + arch.decoder_num_inference_steps * step
 
 
 def video_encoder_flops(encoder: VideoEncoder, patches: int) -> int:
@@ -105,7 +134,11 @@ def decoding_flops(plan: Plan) -> Streams[float]:
     """Operations of one device to decode all videos and audio of a run; audio is not split."""
     _, _, *size = plan.latent_shapes.video
     instants, video, audio = plan.stages[-1].geometry.audio_frames, 0.0, 0.0
-    if plan.spec.running.video:
+    if isinstance(tiles := plan.decoding.tiles, PixelTiles):
+        whole, tile = diffusion_decoder_flops(plan.network(DIFFUSION_DECODER), tiles, (size[0], size[1], size[2]))
+        one = whole + tile * -(-math.prod(tiles.counts) // plan.decoding.mesh.shape[TILE_AXIS])
+        video = float(one * -(-plan.batch_size // plan.decoding.videos))
+    elif plan.spec.running.video:
         video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
     if plan.spec.running.audio and plan.input_audio is None:
         coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae

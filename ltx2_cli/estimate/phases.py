@@ -16,7 +16,7 @@ from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Denoise, Stage, Upsample
 from ltx2_cli.plan.step_cost import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
@@ -36,7 +36,7 @@ PHASES = {
     DENOISE: (DENOISER,),
     UPSAMPLE: ("upsampler", "statistics"),
     REFINE: (DENOISER, STAGE2_DENOISER),
-    DECODE: ("vae", "audio_vae", "vocoder"),
+    DECODE: DECODERS,
 }
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
 MLP_EXPANSION = 4
@@ -117,7 +117,7 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     for phase in phases:
         names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
-        loading = loaded + min(moving, loaded) + _largest_stack(plan, PHASES[phase])
+        loading = loaded + min(moving, loaded) + _largest_stack(plan, sizes.keys() & PHASES[phase])
         memory[phase] = PhaseMemory(loaded, loading, activation_bytes(plan, phase))
     return memory
 

@@ -1,27 +1,31 @@
 """The diffusion video decoder of LTX-2.5: latents [batch, frames, height, width, channels] to pixels [batch, frames,
 height, width, 3]. Four stages turn latents into a context of one token for each patch of pixels; the fifth denoises
-pixels beside it."""
+patches beside it. The first three work on a whole video, the others also on a tile of it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from ltx2_cli.models.config import NetworkArch
-from ltx2_cli.models.video_vae import LatentStatistics, Pixels, Stride, VideoLatents
+from ltx2_cli.models.video_vae import Extent, LatentStatistics, Pixels, Stride, VideoLatents
 from ltx2_cli.nn.layers import SINUSOID_WIDTH, Linear, rms_norm, sinusoid
 from ltx2_cli.nn.neighborhood import Window, neighborhood_attention
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-6
 ROPE_BASE = 10000.0
+BRANCHES = ("ctx", "msa", "mlp")  # of a block of the fifth stage: context, attention, feed-forward
 MODULATIONS = 7  # rows of a modulation, of which the four in `DiffusionBlock` are used
 FEED_FORWARD_TOKENS = 16384  # whose hidden features are in memory at once
 UNSPLIT_MATRIX = None, None  # logical axes of a matrix that is not split
+CellFeatures = Float[jax.Array, "batch cell_frames cell_height cell_width cell_features"]
+Patches = Float[jax.Array, "batch patch_frames patch_height patch_width patch_features"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class DiffusionDecoderArch(NetworkArch):
     decoder_stage5_kernel: Window = (11, 11, 11)
     decoder_t_emb_dim: int = 384
     decoder_timestep_scale_multiplier: float = 1000.0
+    decoder_num_inference_steps: int = 1
+    spatial_compression_ratio: int = 32
     temporal_compression_ratio: int = 8
+    gated: bool = False  # residual branches of the fifth stage have factors, which Diffusers' folder has folded in
 
     def conflicts(self) -> Iterator[str]:
         channels, reductions = self.decoder_stage_channels, self.decoder_upsample_channel_reductions
@@ -49,25 +56,60 @@ class DiffusionDecoderArch(NetworkArch):
             yield "the decoder's lists differ in length"
         if any(a // by != b for a, by, b in zip(channels, reductions, channels[1:], strict=False)):
             yield "decoder_stage_channels do not shrink by decoder_upsample_channel_reductions"
+        if any(width % self.decoder_head_dim for width in channels):
+            yield "decoder_head_dim does not divide decoder_stage_channels"
+        if any(stride[0] not in (1, 2) for stride in self.decoder_upsample_strides):
+            yield "decoder_upsample_strides have frames other than 1 and 2"
+        scale = [math.prod(by) for by in zip(*self.decoder_upsample_strides, strict=True)]
+        compression = self.spatial_compression_ratio // self.patch_size
+        if scale != [self.temporal_compression_ratio, compression, compression]:
+            yield "decoder_upsample_strides and the compression ratios differ"
 
     @property
     def ghosts(self) -> int:
         """Copies of the last latent frame after a video: they keep its end away from the shifted windows."""
         return self.decoder_stage_kernels[0][0] // 2 * 2
 
-    def noise_shape(self, latents: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the noise for latents of this shape. A short clip keeps ghosts until its frames fill the window
-        of the fifth stage."""
-        batch, frames, height, width, _ = latents
-        content = self.frames(frames)
-        total = content + self.ghosts * self.temporal_compression_ratio
-        scale = [self.patch_size * math.prod(s[i] for s in self.decoder_upsample_strides) for i in (1, 2)]
-        kept = min(total, max(content, self.decoder_stage5_kernel[0]))
-        return batch, kept, height * scale[0], width * scale[1], self.out_channels
+    @property
+    def ghost_cells(self) -> int:
+        """The ghosts among the frames that the fourth stage reads."""
+        return self.ghosts * math.prod(stride[0] for stride in self.decoder_upsample_strides[:-1])
 
-    def frames(self, latent_frames: int) -> int:
-        """Frames of a video of so many latent frames."""
-        return (latent_frames - 1) * self.temporal_compression_ratio + 1
+    def cells(self, latents: Extent) -> Extent:
+        """The grid that the fourth stage reads of latents of this extent, without ghosts."""
+        return self.grids(latents)[3]
+
+    def grids(self, latents: Extent) -> list[Extent]:
+        """The grid that each stage reads of latents of this extent, without ghosts: of frames doubled, the first is
+        dropped."""
+        grids = [latents]
+        for stride in self.decoder_upsample_strides:
+            frames, height, width = (n * by for n, by in zip(grids[-1], stride, strict=True))
+            grids.append((frames - (stride[0] - 1), height, width))
+        return grids
+
+    def tokens(self, cells: Extent) -> Extent:
+        """The grid of the fifth stage over a tile of the fourth's, one token for each patch. Of few frames some are
+        ghosts, as many as fill its window."""
+        by, least = self.decoder_upsample_strides[-1], self.decoder_stage5_kernel[0]
+        frames, most = (by[0] * (count - 1) + 1 for count in (cells[0], cells[0] + self.ghost_cells))
+        return min(most, max(frames, least)), cells[1] * by[1], cells[2] * by[2]
+
+    @property
+    def patch_features(self) -> int:
+        """Numbers of a patch."""
+        return self.out_channels * self.patch_size**2
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """Least height and width of a clip in pixels: the windows of all stages fit into it."""
+        windows = *self.decoder_stage_kernels, self.decoder_stage5_kernel
+        scales = [grid[1:] for grid in self.grids((1, 1, 1))]
+        sides = (
+            max(-(-window[1 + i] // scale[i]) for window, scale in zip(windows, scales, strict=True)) for i in (0, 1)
+        )
+        height, width = (side * self.spatial_compression_ratio for side in sides)
+        return height, width
 
 
 def rotate_by_place(x: jax.Array) -> jax.Array:
@@ -140,18 +182,23 @@ class ContextBlock(nnx.Module):
 class DiffusionBlock(ContextBlock):
     """The block of the fifth stage: adds the context, and is modulated by the noise level."""
 
-    def __init__(self, scope: Scope, dim: int, window: Window, head_dim: int):
+    def __init__(self, scope: Scope, dim: int, window: Window, head_dim: int, gated: bool):
         super().__init__(scope, dim, window, head_dim)
         self.context_proj = Linear(scope / "context_proj", dim, dim, UNSPLIT_MATRIX)
+        names = BRANCHES if gated else ()
+        self.gates = nnx.Dict({name: scope.weight(f"gate_{name}", (dim,), (None,)) for name in names})
         self.table = scope.weight("scale_shift_table", (MODULATIONS, dim), (None, None))
 
     def modulated(self, x: jax.Array, context: jax.Array, modulation: jax.Array) -> jax.Array:
         """`__call__` with the context, and a modulation [batch, 7, dim]."""
         rows = (modulation + self.table[...])[:, :, None, None, None]
         scale_attn, shift_attn, scale_mlp, shift_mlp = (rows[:, i] for i in (0, 1, 3, 4))
-        x += self.context_proj(context)
-        x += self.attn(rms_norm(x, NORM_EPS, self.norm1[...]) * (1 + scale_attn) + shift_attn)
-        return x + self.mlp(rms_norm(x, NORM_EPS, self.norm2[...]) * (1 + scale_mlp) + shift_mlp)
+        x += self._gated("ctx", self.context_proj(context))
+        x += self._gated("msa", self.attn(rms_norm(x, NORM_EPS, self.norm1[...]) * (1 + scale_attn) + shift_attn))
+        return x + self._gated("mlp", self.mlp(rms_norm(x, NORM_EPS, self.norm2[...]) * (1 + scale_mlp) + shift_mlp))
+
+    def _gated(self, branch: str, x: jax.Array) -> jax.Array:
+        return x * self.gates[branch][...] if self.gates else x
 
 
 class ChannelsToVideo(nnx.Module):
@@ -168,40 +215,35 @@ class ChannelsToVideo(nnx.Module):
         return x[:, 1:] if self.stride[0] == 2 else x
 
 
-class PixelDenoiser(nnx.Module):
-    """The fifth stage: pixels without noise from pixels with noise, their context and the noise level."""
+class PatchDenoiser(nnx.Module):
+    """The fifth stage: patches without noise from patches with noise, their context and the noise level."""
 
     def __init__(self, scope: Scope, arch: DiffusionDecoderArch):
         dim, level = arch.decoder_stage_channels[-1], arch.decoder_t_emb_dim
-        patch, embedder = arch.out_channels * arch.patch_size**2, scope / "t_embedder" / "timestep_embedder"
+        embedder = scope / "t_embedder" / "timestep_embedder"
         self.linear_1 = Linear(embedder / "linear_1", SINUSOID_WIDTH, level, UNSPLIT_MATRIX)
         self.linear_2 = Linear(embedder / "linear_2", level, level, UNSPLIT_MATRIX)
         self.adaln = Linear(scope / "shared_adaln" / "proj", level, MODULATIONS * dim, UNSPLIT_MATRIX)
-        self.conv_in = Linear(scope / "conv_in_x_t", patch, dim, UNSPLIT_MATRIX)
+        self.conv_in = Linear(scope / "conv_in_x_t", arch.patch_features, dim, UNSPLIT_MATRIX)
         window, head_dim = arch.decoder_stage5_kernel, arch.decoder_head_dim
         names = (scope / "diff_blocks" / i for i in range(arch.decoder_stage_depths[-1]))
-        self.blocks = nnx.List([DiffusionBlock(name, dim, window, head_dim) for name in names])
+        self.blocks = nnx.List([DiffusionBlock(name, dim, window, head_dim, arch.gated) for name in names])
         self.norm_out = (scope / "norm_out").weight("weight", (dim,), (None,))
-        self.conv_out = Linear(scope / "conv_out", dim, patch, UNSPLIT_MATRIX)
-        self.patch_size, self.scale = arch.patch_size, arch.decoder_timestep_scale_multiplier
+        self.conv_out = Linear(scope / "conv_out", dim, arch.patch_features, UNSPLIT_MATRIX)
+        self.scale = arch.decoder_timestep_scale_multiplier
 
-    def __call__(self, context: jax.Array, pixels: Pixels, level: float) -> Pixels:
-        timestep = jnp.full(pixels.shape[:1], level * self.scale, jnp.float32)
+    def __call__(self, context: jax.Array, patches: Patches, level: float) -> Patches:
+        timestep = jnp.full(patches.shape[:1], level * self.scale, jnp.float32)
         embedded = self.linear_2(jax.nn.silu(self.linear_1(sinusoid(timestep).astype(context.dtype))))
-        modulation = self.adaln(jax.nn.silu(embedded)).reshape(len(pixels), MODULATIONS, -1)
-        batch, frames, height, width, _ = context.shape
-        p = self.patch_size
-        x = pixels.reshape(batch, frames, height, p, width, p, -1).transpose(0, 1, 2, 4, 6, 5, 3)
-        x = self.conv_in(x.reshape(batch, frames, height, width, -1).astype(context.dtype))
+        modulation = self.adaln(jax.nn.silu(embedded)).reshape(len(patches), MODULATIONS, -1)
+        x = self.conv_in(patches.astype(context.dtype))
         for block in self.blocks:
             x = block.modulated(x, context, modulation)
-        x = self.conv_out(rms_norm(x, NORM_EPS, self.norm_out[...]))
-        x = x.reshape(batch, frames, height, width, -1, p, p).transpose(0, 1, 2, 6, 3, 5, 4)
-        return x.reshape(pixels.shape)
+        return self.conv_out(rms_norm(x, NORM_EPS, self.norm_out[...]))
 
 
 class DiffusionDecoder(nnx.Module):
-    """The decoder. Its noise comes from the caller, in the shape that `arch.noise_shape` says."""
+    """The decoder. Its noise comes from the caller: of a tile it has the shape that `arch.tokens` says."""
 
     def __init__(self, scope: Scope, arch: DiffusionDecoderArch):
         self.arch = arch
@@ -217,23 +259,38 @@ class DiffusionDecoder(nnx.Module):
             self.stages.append(nnx.List([ContextBlock(name, widths[i], window, head_dim) for name in names]))
             reduction = arch.decoder_upsample_channel_reductions[i]
             self.upsamples.append(ChannelsToVideo(scope / "upsamples" / i, widths[i], stride, reduction))
-        self.denoiser = PixelDenoiser(scope, arch)
+        self.denoiser = PatchDenoiser(scope, arch)
 
-    def __call__(self, latents: VideoLatents, noise: Pixels, steps: int = 1) -> Pixels:
-        """Pixels of normalised latents. One step takes what the denoiser says, more follow it with Euler's method."""
-        context = self._context(latents, noise.shape[1])
-        pixels = noise
-        for left in range(steps, 0, -1):
-            clean = self.denoiser(context, pixels, left / steps).astype(jnp.float32)
-            pixels = clean + (pixels - clean) * ((left - 1) / left)
-        return pixels[:, : self.arch.frames(latents.shape[1])]
-
-    def _context(self, latents: VideoLatents, frames: int) -> jax.Array:
-        """The first `frames` frames of the context, ghosts among them if it has fewer."""
-        x = self.statistics.denormalise(latents).astype(latents.dtype)
+    def features(self, latents: VideoLatents) -> CellFeatures:
+        """What the fourth stage reads of normalised latents, in the grid that `arch.cells` says and with ghosts behind
+        its frames."""
+        x = self.statistics.denormalise(latents).astype(self.conv_in.kernel.dtype)
         x = self.conv_in(jnp.pad(x, [(0, 0), (0, self.arch.ghosts), *[(0, 0)] * 3], mode="edge"))
-        for blocks, upsample in zip(self.stages, self.upsamples, strict=True):
-            for block in blocks:
-                x = block(x)
-            x = upsample(x)
-        return x[:, :frames]
+        for blocks, upsample in zip(self.stages[:-1], self.upsamples[:-1], strict=True):
+            x = _upsampled(x, blocks, upsample)
+        return x
+
+    def pixels(self, features: CellFeatures, noise: Patches) -> Pixels:
+        """The pixels of a tile of `features`, which has as many frames behind its own as there are ghosts. One step
+        takes what the denoiser says, more follow it with Euler's method."""
+        context = _upsampled(features, self.stages[-1], self.upsamples[-1])[:, : noise.shape[1]]
+        steps, patches = self.arch.decoder_num_inference_steps, noise
+        for left in range(steps, 0, -1):
+            clean = self.denoiser(context, patches, left / steps).astype(jnp.float32)
+            patches = clean + (patches - clean) * ((left - 1) / left)
+        frames = features.shape[1] - self.arch.ghost_cells
+        content = self.arch.decoder_upsample_strides[-1][0] * (frames - 1) + 1
+        return from_patches(patches[:, :content].astype(context.dtype), self.arch.patch_size)
+
+
+def _upsampled(x: jax.Array, blocks: Iterable[ContextBlock], upsample: ChannelsToVideo) -> jax.Array:
+    for block in blocks:
+        x = block(x)
+    return upsample(x)
+
+
+def from_patches(patches: Patches, size: int) -> Pixels:
+    """The pixels of patches, whose features are by colour, column and row."""
+    batch, frames, height, width, _ = patches.shape
+    x = patches.reshape(batch, frames, height, width, -1, size, size).transpose(0, 1, 2, 6, 3, 5, 4)
+    return x.reshape(batch, frames, height * size, width * size, -1)

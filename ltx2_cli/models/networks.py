@@ -17,6 +17,7 @@ from ltx2_cli.models.arch import Arch, ConnectorsArch, SchedulerArch, Transforme
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.config import VERSIONS, Config, read_arch
 from ltx2_cli.models.connectors import TextConnectors
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoder
 from ltx2_cli.models.gemma import Gemma, GemmaArch, gemma_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.upsampler import LatentUpsampler, LatentUpsamplerArch
@@ -59,9 +60,10 @@ class Networks(NamedTuple):
     text_encoder: Gemma
     connectors: TextConnectors
     transformer: Transformer
-    vae: VideoVAE
+    vae: VideoVAE | None  # None: the diffusion decoder is in its place
     audio_vae: AudioVAE
     vocoder: Vocoder | VocoderWithBWE
+    diffusion_decoder: DiffusionDecoder | None = None
     # of a second stage
     upsampler: LatentUpsampler | None = None
     statistics: LatentStatistics | None = None  # those of the video autoencoder
@@ -145,6 +147,7 @@ def audio_encoder(arch: Arch, dtype: DType) -> AudioVAE:
 @lru_cache(maxsize=8)
 def _run_networks(*options: Any) -> Networks:
     networks = abstract_networks(*options)
+    assert networks.vae is not None
     del networks.vae.encoder, networks.audio_vae.encoder  # what a run does not use is not loaded
     return networks
 

@@ -20,6 +20,7 @@ NORM_EPS = 1e-8
 Pixels = Float[jax.Array, "batch frames height width colors"]
 VideoLatents = Float[jax.Array, "batch latent_frames latent_height latent_width channels"]
 
+Extent = tuple[int, int, int]  # frames, height, width
 Stride = tuple[int, int, int]  # frames, height, width
 # Padding of a video. In time: true repeats the first frame before it, false also the last frame after it. Around each
 # frame: zeros, or its reflection ("reflect").

@@ -2,6 +2,7 @@
 tokens around it. At a border the window is shifted inward and keeps its size."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,7 @@ def neighborhood_attention(q: TokenGrid, k: TokenGrid, v: TokenGrid, window: Win
     grid = q.shape[1:4]
     if any(length < size for length, size in zip(grid, window, strict=True)):
         raise ValueError(f"a grid of {grid} tokens is smaller than the window of {window}")
-    block = tuple(min(QUERY_BLOCK, length) for length in grid)
-    box = tuple(min(n, b + size - 1) for n, b, size in zip(grid, block, window, strict=True))
+    block, box = block_and_box(grid, window)
     counts = tuple(-(-n // b) for n, b in zip(grid, block, strict=True))
     extra = [(0, c * b - n) for n, b, c in zip(grid, block, counts, strict=True)]
     q = jnp.pad(q, [(0, 0), *extra, (0, 0), (0, 0)])
@@ -43,6 +43,12 @@ def neighborhood_attention(q: TokenGrid, k: TokenGrid, v: TokenGrid, window: Win
     y = y.reshape(*counts, q.shape[0], *block, *q.shape[4:])
     y = y.transpose(3, 0, 4, 1, 5, 2, 6, 7, 8).reshape(q.shape)
     return y[:, : grid[0], : grid[1], : grid[2]]
+
+
+def block_and_box(grid: Sequence[int], window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The extents of a block of queries, and of the box of keys that it reads."""
+    block = tuple(min(QUERY_BLOCK, length) for length in grid)
+    return block, tuple(min(n, b + size - 1) for n, b, size in zip(grid, block, window, strict=True))
 
 
 def _cut(x: jax.Array, start: jax.Array, sizes: tuple[int, ...]) -> jax.Array:

@@ -4,8 +4,7 @@ layers, so its pixels equal those of the whole clip."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import itemgetter
 from typing import NamedTuple
@@ -16,19 +15,26 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.chips import chip
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoder
 from ltx2_cli.models.networks import Networks
-from ltx2_cli.models.video_vae import VideoDecoder, VideoVAE
+from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
+from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
+from ltx2_cli.plan.pixel_tiles import PixelTiles, tile_pixels
+from ltx2_cli.request.spec import Decoder
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import Weight, kinds, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
-Extent = tuple[int, int, int]  # frames, height, width
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
+# Live buffers as large as the tokens of a tile in the diffusion decoder's fifth stage.
+LIVE_TOKENS = 11
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
 # `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
 # the figures.
@@ -41,28 +47,6 @@ class Tiles:
 
     cut: int
     counts: Extent
-
-
-@dataclass(frozen=True)
-class AxisTiling:
-    """Tiling of one axis: tile i reads `read_size` positions from `read_starts[i]`, and yields `write_size` positions
-    from `write_starts[i]`, inside the positions read. The written ranges cover the axis."""
-
-    read_size: int
-    read_starts: tuple[int, ...]
-    write_size: int
-    write_starts: tuple[int, ...]
-
-
-@lru_cache(maxsize=1024)
-def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
-    """Split `length` into `count` tiles of one size. A tile reads `halo` positions on each side of those it writes;
-    neighbours both write at least `shared` positions."""
-    write = -(-(length - shared) // count) + shared
-    read = min(length, write + 2 * halo)
-    write_starts = tuple(min(tile * (write - shared), length - write) for tile in range(count))
-    read_starts = tuple(min(max(start - halo, 0), length - read) for start in write_starts)
-    return AxisTiling(read, read_starts, write, write_starts)
 
 
 def tile_video(decoder: VideoDecoder, tiles: Tiles, size: Extent) -> tuple[AxisTiling, AxisTiling, AxisTiling]:
@@ -185,6 +169,7 @@ def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
 
 
 VIDEO_AXIS = "videos"  # of the mesh
+TILE_AXIS = "tiles"  # of the diffusion decoder; devices of another one do the same work along it
 LEAST_PART = 2  # latents along a split side: a mirrored border repeats the second
 TILE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of tiles along an axis
 SPLITS = 4  # tried with tiles: those with the least work
@@ -195,7 +180,7 @@ class DecodePlan:
     """Devices, tiles and memory of decoding. Hashable: a static argument of compiled functions."""
 
     mesh: Mesh  # the devices of a sharding plan, in its order
-    tiles: Tiles | None
+    tiles: Tiles | PixelTiles | None
     video_bytes: int  # approximate, on each device, to decode the video, without weights
     audio_bytes: int  # to decode the audio; 0: there is none
     at_once: bool  # whether video and audio are decoded concurrently
@@ -247,10 +232,47 @@ def plan_tiling(
             break
     else:
         _, needed, split, tiles = min(choices, key=itemgetter(1))
+    return _decode_plan(devices, split, tiles, (needed, audio_bytes), decode_budget)
+
+
+def plan_pixel_tiles(
+    decoder: DiffusionDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio_bytes: int
+) -> DecodePlan:
+    """As `plan_tiling`, for the diffusion decoder, whose tiles are the same on all devices: the split of videos and
+    tiles with the fewest tiles one after another. Raises `UsageError` for a clip smaller than a window of attention."""
+    by, least = decoder.arch.spatial_compression_ratio, decoder.arch.smallest
+    if any(by * side < smallest for side, smallest in zip(size[1:], least, strict=True)):
+        sentence = f"{by * size[2]}x{by * size[1]} is too small for the diffusion decoder"
+        hint = f"at least {least[1]}x{least[0]}, or {typed('decoder', Decoder.convolution.value)}"
+        raise UsageError(sentence, hint)
+    tiles = tile_pixels(decoder.arch, size)
+
+    def turns(at_once: int) -> int:
+        return -(-videos // at_once) * -(-math.prod(tiles.counts) // (devices.size // at_once))
+
+    at_once = min(divisors(devices.size), key=turns)
+    needed = _pixel_decode_bytes(tiles, size, decoder.conv_in.kernel.dtype.itemsize)
+    plan = _decode_plan(devices, _Split(at_once, 1, 1), tiles, (needed, audio_bytes), decode_budget)
+    return replace(plan, at_once=False)
+
+
+def _pixel_decode_bytes(tiles: PixelTiles, size: Extent, itemsize: int) -> int:
+    """Approximate bytes to decode a tile of a video with latents of this size, without the weights: what the fourth
+    stage reads of the whole video, and the activations of the tile."""
+    arch = tiles.arch
+    frames, height, width = arch.cells(size)
+    features = (frames + arch.ghost_cells) * height * width * arch.decoder_stage_channels[-2]
+    return itemsize * (features + LIVE_TOKENS * math.prod(tiles.tokens) * arch.decoder_stage_channels[-1])
+
+
+def _decode_plan(
+    devices: np.ndarray, split: _Split, tiles: Tiles | PixelTiles | None, needed: tuple[int, int], budget: float
+) -> DecodePlan:
+    """`needed`: bytes for the video and for the audio."""
     mesh = _mesh(devices, split)
     axes = ((), (VIDEO_AXIS,), (VIDEO_AXIS, None, *IMAGE_AXES))
     shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, needed, audio_bytes, needed + audio_bytes <= decode_budget, split.videos, *shardings)
+    return DecodePlan(mesh, tiles, *needed, sum(needed) <= budget, split.videos, *shardings)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:
@@ -260,7 +282,7 @@ def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:
 
 
 def _mesh(devices: np.ndarray, split: _Split) -> Mesh:
-    return Mesh(devices.reshape(*split, -1), (VIDEO_AXIS, *IMAGE_AXES, "spare"))
+    return Mesh(devices.reshape(*split, -1), (VIDEO_AXIS, *IMAGE_AXES, TILE_AXIS))
 
 
 def _splits(devices: int, size: Extent) -> Iterator[_Split]:

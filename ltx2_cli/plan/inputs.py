@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ltx2_cli.diffusion.geometry import UpsampleFactors
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
 from ltx2_cli.models.lora import find_adapters, reference_scale
 from ltx2_cli.models.networks import DENOISER, Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
@@ -14,6 +15,7 @@ from ltx2_cli.plan.open import Loras, SecondStage
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.published import DIFFUSION_DECODER
 from ltx2_cli.weights.transfer import LoraDeltas
 
 STAGE2_DENOISER = "refiner"  # the denoiser with the second stage's LoRAs merged in
@@ -41,9 +43,15 @@ class PlanInputs:
     reload_stage2: bool  # the second stage's denoiser is read from files: its LoRAs cannot be added to the first's
 
 
-def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: SecondStage | None) -> PlanInputs:
-    """Open the inputs of a complete request, with these LoRAs and this second stage. Raises `UsageError` for LoRAs that
-    do not fit the networks, and for files that cannot be read or whose hash is not the record's."""
+def open_inputs(
+    spec: RunSpec,
+    checkpoint: Checkpoint,
+    loras: Loras,
+    second: SecondStage | None,
+    diffusion_decoder: tuple[DiffusionDecoderArch, TensorFiles] | None,
+) -> PlanInputs:
+    """Open the inputs of a complete request, with these LoRAs, this second stage and this decoder. Raises `UsageError`
+    for LoRAs that do not fit the networks, and for files that cannot be read or whose hash is not the record's."""
     networks, deltas = (
         checkpoint.networks(spec),
         {**find_adapters(loras, checkpoint.networks(replace(spec, streams="both")))},
@@ -55,6 +63,7 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
     reload_stage2 = second is not None and (len(kept) < len(loras) or (rounded and bool(second.loras)))
     if second:
         upsampler = LatentUpsampler(Scope(spec.dtype.value), second.upsampler)
+        assert networks.vae is not None
         networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
     if second and (second.loras or reload_stage2):
         both = find_adapters([*kept, *second.loras], networks)
@@ -64,16 +73,19 @@ def open_inputs(spec: RunSpec, checkpoint: Checkpoint, loras: Loras, second: Sec
                 both[CONNECTORS],
             )
         deltas[STAGE2_DENOISER] = (both if reload_stage2 else find_adapters(second.loras, networks))[DENOISER]
+    further_files = {"upsampler": second.files} if second else {}
+    if diffusion_decoder:
+        arch, further_files[DIFFUSION_DECODER] = diffusion_decoder
+        networks = networks._replace(vae=None, diffusion_decoder=DiffusionDecoder(Scope(spec.dtype.value), arch))
     videos, audio = read_input_videos(spec), read_input_audio(spec)
     if spec.conditions:
         networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype))
     if audio or any(video.audio for video in videos):
         networks = networks._replace(audio_encoder=audio_encoder(checkpoint.arch, spec.dtype))
     if checkpoint.files:
-        upsampler_files = {"upsampler": second.files} if second else {}
         files = {
             **checkpoint.files,
-            **upsampler_files,
+            **further_files,
             **_shared_files(checkpoint.files, {*networks.present(), *deltas}),
         }
         checkpoint = replace(checkpoint, files=files)
@@ -85,7 +97,7 @@ def network_values(spec: RunSpec) -> tuple[object, ...]:
     """A value that is equal for two requests with the same networks."""
     second = spec.second_stage
     files = spec.checkpoint, spec.text_encoder, spec.transformer, spec.lora, second.upsampler, second.lora
-    return *files, spec.weights, spec.compute, *network_options(spec)
+    return *files, spec.weights, spec.compute, spec.decoder, *network_options(spec)
 
 
 def _shared_files(files: Mapping[str, TensorFiles], needed: Collection[str]) -> dict[str, TensorFiles]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoderArch
+from ltx2_cli.models.diffusion_decoder_files import open_diffusion_decoder
 from ltx2_cli.models.duration_head import DurationHead, open_duration_head
 from ltx2_cli.models.lora import preset_lora
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER, Checkpoint, preset_checkpoint, preset_upsampler
@@ -16,18 +18,20 @@ from ltx2_cli.models.open_checkpoint import open_denoiser, open_file, open_folde
 from ltx2_cli.models.upsampler import LatentUpsamplerArch, has_upsampler, open_upsampler
 from ltx2_cli.plan import recipe
 from ltx2_cli.request.profiles import DENOISER_FOLDER
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import Decoder, RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, collect, raise_all
 from ltx2_cli.weights.hub import Download, as_path, beside, list_downloads, local_path, locate_or_download
 from ltx2_cli.weights.lora import LoraFile, check_address, lora_downloads, lora_file, open_lora, parse_lora
 from ltx2_cli.weights.published import (
+    DIFFUSION_DECODER,
+    DIFFUSION_DECODER_FILE,
     DURATION_HEAD,
     DURATION_HEAD_FILE,
-    DURATION_HEAD_FILES,
     TEXT_ENCODER_FILES,
     UPSAMPLER_FILES,
     checkpoint_files,
+    network_patterns,
 )
 
 T = TypeVar("T")
@@ -45,8 +49,11 @@ def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Downloa
     own = spec.second_stage.upsampler is None and has_upsampler(as_path(spec.checkpoint))
     upsampler = [(second.upsampler, UPSAMPLER_FILES)] if refines and second.upsampler and not own else []
     lora_names = [*spec.lora, *(second.lora or () if refines else ())]
+    further = []
+    if spec.decoder is Decoder.diffusion and spec.running.video:
+        further = [_further_file(spec.checkpoint, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER)[:2]]
     loras, problems = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in lora_names})
-    needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler)]
+    needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler, *further)]
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
     if absent:
         raise_all(problems)
@@ -91,14 +98,31 @@ def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> t
 def find_duration_head(name: str, connectors: ConnectorsArch, offline: bool = False) -> DurationHead | None:
     """The duration head of the checkpoint `name`; None if it is not here, and `offline`. Raises `UsageError` for a
     checkpoint without one."""
-    split = Path(name.partition("@")[0]).parent.name == DENOISER_FOLDER
-    place = _find(*((beside(name, DURATION_HEAD_FILE), ()) if split else (name, DURATION_HEAD_FILES)), offline)
-    head = place if split or place is None else place / DURATION_HEAD
-    if head is None:
+    file, wanted, folder = _further_file(name, DURATION_HEAD_FILE, DURATION_HEAD)
+    if (place := _find(file, wanted, offline)) is None:
         return None
-    if head.exists():
+    if (head := place / folder).exists():
         return _once(open_duration_head, head, connectors)
     raise UsageError(f"there is no duration head, which LTX-2.5 alone has: {head}", "a length: --duration 5s")
+
+
+def find_diffusion_decoder(name: str, offline: bool) -> tuple[DiffusionDecoderArch, TensorFiles]:
+    """The diffusion decoder of the checkpoint `name`; the published one, without files, if it is not here, and
+    `offline`. Raises `UsageError` for a checkpoint without one."""
+    file, wanted, folder = _further_file(name, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER)
+    if (place := _find(file, wanted, offline)) is None:
+        return DiffusionDecoderArch(), TensorFiles()
+    if (decoder := place / folder).exists():
+        return _once(open_diffusion_decoder, decoder)
+    hint = f"{typed('decoder', Decoder.convolution.value)}, which every model has"
+    raise UsageError(f"there is no diffusion decoder, which LTX-2.5 alone has: {decoder}", hint)
+
+
+def _further_file(name: str, file: str, folder: str) -> tuple[str, Sequence[str], str]:
+    """Where a checkpoint has a network that not every run needs: a file beside that of a split checkpoint, or else a
+    folder. The address, the patterns of what is needed there, and the path in it."""
+    split = Path(name.partition("@")[0]).parent.name == DENOISER_FOLDER
+    return (beside(name, file), (), "") if split else (name, network_patterns(folder), folder)
 
 
 class SecondStage(NamedTuple):

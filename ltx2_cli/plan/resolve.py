@@ -17,21 +17,22 @@ from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, request_warnings, stages
-from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_tiling
+from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_pixel_tiles, plan_tiling
 from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER, PlanInputs, network_values, open_inputs
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
-from ltx2_cli.plan.open import open_checkpoint, open_loras, open_second_stage
+from ltx2_cli.plan.open import find_diffusion_decoder, open_checkpoint, open_loras, open_second_stage
 from ltx2_cli.plan.positions import weights_references
 from ltx2_cli.plan.stages import Denoise, InitialLatents, Phase, Stage, Upsample
 from ltx2_cli.plan.step_cost import step_of, text_bytes
 from ltx2_cli.plan.unused import ResolvedRequest, unused_options
-from ltx2_cli.request.spec import DType, RunSpec, Streams
+from ltx2_cli.request.spec import Decoder, DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import collect
 from ltx2_cli.weights.declare import kinds
+from ltx2_cli.weights.published import DIFFUSION_DECODER
 
-DECODERS = ("vae", "audio_vae", "vocoder")
+DECODERS = ("vae", DIFFUSION_DECODER, "audio_vae", "vocoder")  # of which a run has one for the video
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Plan(PlanInputs):
     def network(self, name: str) -> Any:
         """The network `name` without its weights; `STAGE2_DENOISER` has the declaration of the denoiser."""
         return self.networks.present()[DENOISER if name == STAGE2_DENOISER else name]
+
+    @property
+    def video_decoder(self) -> str:
+        """The name of the network that makes frames."""
+        return DIFFUSION_DECODER if self.networks.diffusion_decoder else "vae"
 
     @property
     def latent_shapes(self) -> Streams[LatentShape]:
@@ -136,7 +142,9 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
         spec = conditions.with_reference_scale(spec, loras)
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
-    return build_plan(open_inputs(spec, checkpoint, loras, second_stage), spec, devices, source)
+    by_diffusion = spec.decoder is Decoder.diffusion and spec.running.video
+    decoder = find_diffusion_decoder(spec.checkpoint, offline) if by_diffusion else None
+    return build_plan(open_inputs(spec, checkpoint, loras, second_stage, decoder), spec, devices, source)
 
 
 def stage1_plan(plan: Plan) -> Plan:
@@ -228,5 +236,9 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
     audio_bytes = 0
     if spec.running.audio and inputs.input_audio is None:
         audio_bytes = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
-    decoding = plan_tiling(networks.vae.decoder, spec.num_videos, size, devices, decode_budget, audio_bytes)
+    options = spec.num_videos, size, devices, decode_budget, audio_bytes
+    if networks.diffusion_decoder:
+        return plan_pixel_tiles(networks.diffusion_decoder, *options), decode_budget
+    assert networks.vae is not None
+    decoding = plan_tiling(networks.vae.decoder, *options)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget

@@ -68,7 +68,7 @@ DEPENDENCES = (
         ),
         "no audio is made, or that of a clip is kept",
     ),
-    Dependence(("keyframes",), lambda request: request.spec.running.video, "no video is made"),
+    Dependence(("keyframes", "decoder"), lambda request: request.spec.running.video, "no video is made"),
     Dependence(
         ("eta",),
         lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),

@@ -44,6 +44,14 @@ class ComputeType(StrEnum):
     full = "full"
 
 
+class Decoder(StrEnum):
+    """What turns video latents into frames: the decoder of the video autoencoder, or the diffusion decoder, which
+    LTX-2.5 alone has."""
+
+    convolution = "convolution"
+    diffusion = "diffusion"
+
+
 class Offload(StrEnum):
     """Weights that stay in the host's memory: none, or the matrices in the layers of text encoder, connectors
     and denoiser."""
@@ -203,6 +211,7 @@ class RunSpec:
     compile_text_encoder: bool
     scan_layers: bool
     compile_cache: str | None  # folder of compiled programs, or `off`; None: in the user's cache
+    decoder: Decoder  # of the video
     vae_memory_gb: float | None  # GB per device for video decoding; None: all that the weights leave
     keep_resident: bool  # keep every network in memory instead of dropping it after its phase
     sharding: ShardingSpec

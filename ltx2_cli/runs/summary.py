@@ -1,5 +1,6 @@
 """Summary of a run as rows for people."""
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 from ltx2_cli.core.advice import UPSAMPLE
@@ -47,9 +48,11 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     for stage in plan.stages:
         yield from _stage_rows(plan, stage, phases)
     height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
-    parts = [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
+    parts = ["by diffusion"] if plan.networks.diffusion_decoder else []
+    parts += [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
-    parts += ["{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts)] if decoding.tiles else []
+    if decoding.tiles and math.prod(decoding.tiles.counts) > 1:
+        parts.append("{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts))
     parts += [] if decoding.at_once or not decoding.audio_bytes else ["the audio after the frames"]
     if spec.running.video and DECODE in phases:
         yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])

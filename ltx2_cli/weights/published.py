@@ -11,14 +11,14 @@ NETWORKS = ("text_encoder", "connectors", "transformer", "vae", "audio_vae", "vo
 WEIGHT_ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.json")
 
 
-def _files(network: str) -> tuple[str, ...]:
+def network_patterns(network: str) -> tuple[str, ...]:
     """Patterns of one network's files. Some repositories have a second copy of the text encoder under another stem."""
     stems = ("model",) if network == "text_encoder" else ("diffusion_pytorch_model", "model")
     return (f"{network}/config.json", *(f"{network}/{stem}{ending}" for stem in stems for ending in WEIGHT_ENDINGS))
 
 
 FOLDER_FILES = (
-    *(pattern for network in NETWORKS for pattern in _files(network)),
+    *(pattern for network in NETWORKS for pattern in network_patterns(network)),
     "tokenizer/*",
     "scheduler/scheduler_config.json",
 )
@@ -27,8 +27,8 @@ FOLDER_FILES = (
 def checkpoint_files(transformer: str | None) -> tuple[str, ...]:
     """Patterns of the files that are needed of a checkpoint's folder, without weights of the denoiser if a file has
     them that is named `transformer`."""
-    own = {pattern for pattern in _files("transformer") if not pattern.endswith("config.json")} if transformer else {}
-    return tuple(pattern for pattern in FOLDER_FILES if pattern not in own)
+    own = network_patterns("transformer") if transformer else ()
+    return tuple(pattern for pattern in FOLDER_FILES if pattern not in own or pattern.endswith("config.json"))
 
 
 TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
@@ -38,12 +38,12 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     "added_tokens.json",
     "chat_template.*",
     *(f"model{ending}" for ending in WEIGHT_ENDINGS),
-    *_files("text_encoder"),
+    *network_patterns("text_encoder"),
 )
 DURATION_HEAD = "duration_head"  # the folder of a duration head there
-DURATION_HEAD_FILES = _files(DURATION_HEAD)
+DIFFUSION_DECODER = "diffusion_decoder"  # and that of a diffusion decoder
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint
-UPSAMPLER_FILES = _files(UPSAMPLER)
+UPSAMPLER_FILES = network_patterns(UPSAMPLER)
 
 FOLDER, IN_PACKAGE, SPLIT = "folder", "in this package", "split files"  # forms; another is a single file
 MODEL_KIND, TEXT_ENCODER_KIND, LORA_KIND = (
@@ -55,6 +55,7 @@ MODEL_KIND, TEXT_ENCODER_KIND, LORA_KIND = (
 # The files of a split model beside its denoiser, in the folders that ComfyUI has for them.
 TEXT_ENCODER_FILE = "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
 VIDEO_VAE_FILE, AUDIO_VAE_FILE = "vae/ltx-2.5-video-vae-conv-bf16.safetensors", "vae/ltx-2.5-audio-vae-bf16.safetensors"
+DIFFUSION_DECODER_FILE = "vae/ltx-2.5-video-vae-bf16.safetensors"  # read for `--decoder diffusion` alone
 DURATION_HEAD_FILE = "model_patches/ltx-2.5-duration-head-bf16.safetensors"  # read for `--duration auto` alone
 
 

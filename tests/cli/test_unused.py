@@ -35,8 +35,8 @@ CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
     "no NAG": (["--set", "nag_tau=2", "--set", "nag_alpha=0.5"], {"nag_tau", "nag_alpha"}),
     "no picture": (
-        ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1"],
-        SCALES | {"audio_modality_scale", "keyframes"},
+        ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1", "--decoder", "convolution"],
+        SCALES | {"audio_modality_scale", "keyframes", "decoder"},
     ),
     "no sound": (
         ["--no-audio", *of_audio(*ALL), "--modality-scale", "3", "--loudness", "-14"],

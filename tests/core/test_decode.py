@@ -33,7 +33,7 @@ def decoded(plan: Plan) -> list[Media]:
     )
     tokens = Streams(draw(video), draw(audio))
     rows = Streams(*(stream[: plan.spec.num_videos].astype(np.float32) for stream in tokens))
-    return list(decode(plan, rows, Components(plan), Report()))
+    return list(decode(plan, rows, plan.seeds, Components(plan), Report()))
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_planning_for_a_thousand_devices_takes_seconds():
     spec = read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088, sharding="trillium")
     plan = plan_offline(spec, cpu(1024))
     assert plan.sharding.mesh.shape == {"passes": 4, "tokens": 128, "heads": 2, "embed": 1}
-    assert plan.decoding.mesh.shape == {"videos": 1, "height": 2, "width": 4, "spare": 128}
+    assert plan.decoding.mesh.shape == {"videos": 1, "height": 2, "width": 4, "tiles": 128}
     assert time.monotonic() - began < 10
 
 

@@ -8,8 +8,10 @@ import torch
 from diffusers import LTX2VideoDiffusionDecoderModel
 from torch.nn.attention import flex_attention
 
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models import diffusion_decoder
-from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
+from ltx2_cli.models.config import read_arch
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch, from_patches
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, randomise, relative_error
 
@@ -20,14 +22,15 @@ TINY = {
     "decoder_stage_channels": (64, 32, 32, 32, 16),
     "decoder_stage_depths": (1, 1, 1, 1, 2),
     "decoder_stage_kernels": ((3, 3, 5), (3, 5, 3), (3, 5, 5), (3, 3, 5)),
-    "decoder_upsample_strides": ((1, 2, 2), (2, 1, 1), (2, 2, 1), (2, 1, 1)),
+    "decoder_upsample_strides": ((1, 2, 2), (2, 1, 1), (2, 2, 2), (2, 1, 1)),
     "decoder_upsample_channel_reductions": (2, 1, 1, 2),
     "decoder_stage5_kernel": (11, 7, 5),
     "decoder_t_emb_dim": 24,
     "decoder_timestep_scale_multiplier": 900.0,
 }
 
-run = jax.jit(lambda decoder, latents, noise, steps: decoder(latents, noise, steps), static_argnums=3)
+TINY |= {"spatial_compression_ratio": 8}
+features, pixels = jax.jit(DiffusionDecoder.features), jax.jit(DiffusionDecoder.pixels)
 
 
 def channels_first(x: np.ndarray) -> torch.Tensor:
@@ -52,17 +55,39 @@ def test_decoded_pixels_equal_the_reference(shape, steps, monkeypatch: pytest.Mo
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     monkeypatch.setattr(diffusion_decoder, "FEED_FORWARD_TOKENS", 100)  # several parts, the last one smaller
     reference = randomise(LTX2VideoDiffusionDecoderModel(**TINY), seed=1)
-    arch = DiffusionDecoderArch(**TINY)
-    assert not list(arch.conflicts())
+    arch = read_arch(DiffusionDecoderArch, TINY | {"decoder_num_inference_steps": steps}, "here")
     ours = adopt(DiffusionDecoder(Scope(jnp.float32), arch), reference.state_dict())
     random = np.random.default_rng(5)
     latents = random.normal(size=shape).astype(np.float32)
-    noise = random.normal(size=arch.noise_shape(shape)).astype(np.float32)
+    grid = arch.tokens(arch.cells(shape[1:4]))
+    noise = random.normal(size=(shape[0], *grid, arch.patch_features)).astype(np.float32)
     mean, std = (x.view(-1, 1, 1, 1) for x in (reference.latents_mean, reference.latents_std))
     network = reference.decoder
     with torch.no_grad():
-        features = network.forward_stages_1_to_3(channels_first(latents) * std + mean)
-        context = network.forward_stage_4(features, crop_trailing_ghost=False)[:, : noise.shape[1]]
-        wanted = network.denoise(context, channels_first(noise), steps)[:, :, : 8 * shape[1] - 7]
-    got = run(ours, latents, noise, steps)
+        cells = network.forward_stages_1_to_3(channels_first(latents) * std + mean)
+        context = network.forward_stage_4(cells, crop_trailing_ghost=False)[:, : grid[0]]
+        drawn = channels_first(np.asarray(from_patches(jnp.asarray(noise), arch.patch_size)))
+        wanted = network.denoise(context, drawn, steps)[:, :, : 8 * shape[1] - 7]
+    got = pixels(ours, features(ours, latents), noise)
     assert relative_error(np.moveaxis(got, -1, 1), wanted) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"decoder_model_output_type": "velocity"}, "decoder_model_output_type is 'velocity', only 'x0' is"),
+        ({"decoder_stage_depths": (1, 1)}, "the decoder's lists differ in length"),
+        ({"decoder_stage_channels": (64, 32, 32, 32, 32)}, "do not shrink by decoder_upsample_channel_reductions"),
+        ({"decoder_head_dim": 24}, "decoder_head_dim does not divide decoder_stage_channels"),
+        ({"decoder_upsample_strides": ((1, 2, 2), (4, 1, 1), (2, 2, 1), (1, 1, 1))}, "frames other than 1 and 2"),
+        ({"spatial_compression_ratio": 16}, "decoder_upsample_strides and the compression ratios differ"),
+    ],
+)
+def test_another_decoder_is_refused(changed, said):
+    with pytest.raises(UsageError, match=said):
+        read_arch(DiffusionDecoderArch, TINY | changed, "here")
+
+
+def test_the_smallest_clip_of_the_published_decoder():
+    """Seven latents along each side: 3·7·7 cells in the window of the first stage."""
+    assert DiffusionDecoderArch().smallest == (224, 224)

@@ -84,7 +84,7 @@ def test_without_the_list_a_clip_of_more_than_20_seconds_is_warned_about(
 ) -> None:
     checkpoint = replace(open_folder(DEMO_FOLDER), where=tmp_path)
     spec = read_spec(model="demo", prompt="rain", num_frames=num_frames, fps=fps)
-    warnings = list(checkpoint_warnings(spec, open_inputs(spec, checkpoint, (), None), ()))
+    warnings = list(checkpoint_warnings(spec, open_inputs(spec, checkpoint, (), None, None), ()))
     assert [warning.rpartition("--num-frames ")[2] for warning in warnings] == [nearest] * bool(nearest)
 
 
