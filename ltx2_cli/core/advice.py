@@ -11,7 +11,7 @@ from ltx2_cli.core.report import DECODE, DENOISE, LOAD
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, fraction_variable, memory_fraction
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import DType
+from ltx2_cli.request.spec import Decoder, DType
 from ltx2_cli.request.spelling import option_name, typed
 
 ENCODE_TEXT, CONNECT_TEXT, UPSAMPLE = "encode the text", "connect the text", "upsample"
@@ -53,7 +53,9 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         if plan.batch_size > 1:
             yield f"fewer {option_name('num_videos')}"
         yield f"a smaller clip: {option_name('num_frames')}, {option_name('width')} and {option_name('height')}"
-    if activity == DECODE:
+    if activity == DECODE and plan.networks.diffusion_decoder:
+        yield f"{typed('decoder', Decoder.convolution.value)}, which decodes in smaller tiles"
+    elif activity == DECODE:
         half = f"{max(plan.decoding.video_bytes / 2e9, 0.001):.2g}"
         yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"
     yield f"more devices with {typed('sharding', 'NAME')}"

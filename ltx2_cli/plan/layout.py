@@ -8,8 +8,10 @@ from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import DecodePlan
+from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.step_cost import Step
 from ltx2_cli.request.profiles import profile_names
+from ltx2_cli.request.spec import Decoder
 from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.units import duration, quantity
 
@@ -37,10 +39,13 @@ def layout_warnings(sharding: ShardingPlan, heads: int, decoding: DecodePlan, de
             " all keys and values; fewer devices along that axis, or another mesh, would not"
         )
     if (needed := decoding.video_bytes) > decode_budget:
+        sides = f"a smaller {option_name('height')} or {option_name('width')}"
+        less = f"fewer {option_name('num_frames')}, {sides}, or more devices"
+        if isinstance(decoding.tiles, PixelTiles):  # of one size
+            less = typed("decoder", Decoder.convolution.value)
         yield (
             f"decoding takes about {quantity(needed)} on a device that has {quantity(max(decode_budget, 0))} for it;"
-            f" fewer {option_name('num_frames')}, a smaller {option_name('height')} or {option_name('width')},"
-            " or more devices"
+            f" {less}"
         )
 
 

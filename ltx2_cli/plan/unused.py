@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ltx2_cli.diffusion.sampler import find_sampler
-from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
+from ltx2_cli.request.spec import NO_GUIDANCE, Decoder, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import short_name, typed
 
 
@@ -69,6 +69,11 @@ DEPENDENCES = (
         "no audio is made, or that of a clip is kept",
     ),
     Dependence(("keyframes", "decoder"), lambda request: request.spec.running.video, "no video is made"),
+    Dependence(
+        ("vae_memory_gb",),
+        lambda request: request.spec.running.video and request.spec.decoder is Decoder.convolution,
+        "no video is made, or the diffusion decoder makes it in tiles of one size",
+    ),
     Dependence(
         ("eta",),
         lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),

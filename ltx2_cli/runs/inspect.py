@@ -21,6 +21,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.weights.checkpoint import TensorFiles, read_header
 from ltx2_cli.weights.lora import FACTOR, LoraFile, LoraPair, model_version, open_lora
+from ltx2_cli.weights.published import DIFFUSION_DECODER
 from ltx2_cli.weights.quantized_files import DENOISER_PREFIX
 from ltx2_cli.weights.tensors import Tensor
 
@@ -30,12 +31,15 @@ INSPECTABLE = (
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 BARE_DENOISER_TENSOR = "patchify_proj.weight"  # a tensor of every denoiser
 # Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
+DIFFUSION_DECODER_TENSOR = "decoder.diff_blocks.0.context_proj.weight"
 NETWORK_FILES = {
     "model.embed_tokens.weight": (
         "text encoder",
         {"text_encoder": "model.", "connectors": "text_embedding_projection."},
     ),
     "duration_head.mlp_out.weight": ("duration head", {"duration_head": "duration_head."}),
+    DIFFUSION_DECODER_TENSOR: ("diffusion decoder", {DIFFUSION_DECODER: ""}),
+    f"vae.{DIFFUSION_DECODER_TENSOR}": ("diffusion decoder", {DIFFUSION_DECODER: "vae."}),
     "decoder.up_blocks.0.res_blocks.0.conv1.conv.weight": ("video autoencoder", {"vae": ""}),
     "audio_vae.decoder.conv_in.conv.weight": ("audio autoencoder", {"audio_vae": "audio_vae.", "vocoder": "vocoder."}),
 }

@@ -35,8 +35,14 @@ CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
     "no NAG": (["--set", "nag_tau=2", "--set", "nag_alpha=0.5"], {"nag_tau", "nag_alpha"}),
     "no picture": (
-        ["--no-video", *typed(*ALL), "--audio-modality-scale", "3", "--keyframes", "1", "--decoder", "convolution"],
-        SCALES | {"audio_modality_scale", "keyframes", "decoder"},
+        [
+            "--no-video",
+            *typed(*ALL),
+            "--audio-modality-scale",
+            "3",
+            *typed("keyframes 1", "decoder convolution", "set vae_memory_gb=1"),
+        ],
+        SCALES | {"audio_modality_scale", "keyframes", "decoder", "vae_memory_gb"},
     ),
     "no sound": (
         ["--no-audio", *of_audio(*ALL), "--modality-scale", "3", "--loudness", "-14"],

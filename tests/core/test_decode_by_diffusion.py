@@ -130,7 +130,9 @@ def test_eight_devices_decode_the_same_clips_as_one(folder: Path, videos: int) -
 
 
 @pytest.mark.parametrize("outer", ["", "vae."])
-def test_the_published_file_decodes_as_the_folder(folder: Path, outer: str, tmp_path: Path) -> None:
+def test_the_published_file_decodes_as_the_folder(
+    folder: Path, outer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "ltx-2.5-22b-distilled-transformer-bf16.safetensors"
     model = split(folder, LTX2_5, tmp_path, name)
     place = write_published(diffusion_decoder(**LOW), tmp_path, outer)
@@ -140,6 +142,9 @@ def test_the_published_file_decodes_as_the_folder(folder: Path, outer: str, tmp_
     plan, other = plan_of(model, 9, 32, 96), plan_of(folder, 9, 32, 96)
     assert plan.networks.diffusion_decoder.arch == replace(other.networks.diffusion_decoder.arch, gated=True)
     assert np.abs(frames_of(plan).astype(int) - frames_of(other)).max() <= 1
+    for described in (place, folder / DIFFUSION_DECODER):
+        assert run_program(monkeypatch, "info", str(described)) == 0
+        assert re.match("diffusion decoder", capsys.readouterr().out)
     place.unlink()
     save_file(stored | {f"{outer}decoder.conv_more.weight": stored[f"{outer}decoder.conv_in.weight"]}, place)
     with pytest.raises(UsageError, match=r"does not hold this diffusion decoder: .*missing|.*not known"):
@@ -182,8 +187,11 @@ def test_commands_make_the_same_clip(
         assert same == (not options)
     assert run_program(monkeypatch, "replay", str(clips[1]), "--verify") == 0
     capsys.readouterr()
-    assert run_program(monkeypatch, *made, "--dry-run", "--force") == 0
-    assert re.search(r"decode +by diffusion, about \d", capsys.readouterr().out)
+    assert run_program(monkeypatch, *made, "--dry-run", "--force", "--set", "vae_memory_gb=1e-6") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"decode by diffusion, about \d", said)
+    assert "vae_memory_gb changes nothing, " in said
+    assert "that has 1 kB for it; --decoder convolution" in said
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def refining(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decoding(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    next(decode.decode(plan, NOTHING, Exhausted(plan), Report()))
+    next(decode.decode(plan, NOTHING, plan.seeds, Exhausted(plan), Report()))
 
 
 def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
