@@ -46,15 +46,13 @@ def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: 
     return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out)
 
 
-def stage_flops(blocks: Sequence[ContextBlock], upsample: nnx.Module, grid: Extent) -> int:
+def stage_flops(blocks: ContextBlock, upsample: nnx.Module, grid: Extent) -> int:
     """Blocks of the diffusion decoder on one grid of tokens, and the projection that enlarges it. Attention multiplies
     all keys of a box, of which it masks some."""
-    flops = 2 * math.prod(grid) * kernel_elements(upsample)
-    for block in blocks:
-        _, box = block_and_box(grid, block.attn.window)
-        channels, _ = block.attn.to_q.kernel.shape
-        flops += 2 * math.prod(grid) * (kernel_elements(block) + 2 * math.prod(box) * channels)
-    return flops
+    _, box = block_and_box(grid, blocks.attn.window)
+    depth, channels, _ = blocks.attn.to_q.kernel.shape
+    attention = 2 * depth * math.prod(box) * channels
+    return 2 * math.prod(grid) * (kernel_elements(blocks) + attention + kernel_elements(upsample))
 
 
 def diffusion_decoder_flops(decoder: DiffusionDecoder, tiles: PixelTiles, size: Extent) -> tuple[int, int]:

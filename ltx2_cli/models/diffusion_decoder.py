@@ -3,8 +3,9 @@ height, width, 3]. Four stages turn latents into a context of one token for each
 patches beside it. The first three work on a whole video, the others also on a tile of it."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,17 @@ from jaxtyping import Float
 
 from ltx2_cli.models.config import NetworkArch
 from ltx2_cli.models.video_vae import Extent, LatentStatistics, Pixels, Stride, VideoLatents
+from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.nn.layers import SINUSOID_WIDTH, Linear, rms_norm, sinusoid
 from ltx2_cli.nn.neighborhood import Window, neighborhood_attention
-from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.declare import Scope, Weight
 
+T = TypeVar("T")
 NORM_EPS = 1e-6
 ROPE_BASE = 10000.0
 BRANCHES = ("ctx", "msa", "mlp")  # of a block of the fifth stage: context, attention, feed-forward
 MODULATIONS = 7  # rows of a modulation, of which the four in `DiffusionBlock` are used
-FEED_FORWARD_TOKENS = 16384  # whose hidden features are in memory at once
+PART_TOKENS = 16384  # whose hidden features are in memory at once
 UNSPLIT_MATRIX = None, None  # logical axes of a matrix that is not split
 CellFeatures = Float[jax.Array, "batch cell_frames cell_height cell_width cell_features"]
 Patches = Float[jax.Array, "batch patch_frames patch_height patch_width patch_features"]
@@ -112,22 +115,39 @@ class DiffusionDecoderArch(NetworkArch):
         return height, width
 
 
-def rotate_by_place(x: jax.Array) -> jax.Array:
-    """RoPE of [batch, frames, height, width, heads, dim]: neighbouring features are rotated as pairs, a quarter of them
-    by the frame, the others half by the row and half by the column."""
+def rotate_by_place(x: jax.Array, places: jax.Array) -> jax.Array:
+    """RoPE of [tokens, heads, dim] with places int [tokens, 3]: neighbouring features are rotated as pairs, a quarter
+    of them by the frame, the others half by the row and half by the column."""
     dim = x.shape[-1]
     space = (dim - dim // 4 // 2 * 2) // 2
     space += space % 2
-    angles = []
-    for axis, features in enumerate((dim - 2 * space, space, space), start=1):
-        inverse = (ROPE_BASE ** -(np.arange(0, features, 2) / max(features, 1))).astype(np.float32)
-        turned = np.arange(x.shape[axis], dtype=np.float32)[:, None] * inverse
-        shape = [x.shape[i] if i == axis else 1 for i in (1, 2, 3)]
-        angles.append(jnp.broadcast_to(turned.reshape(*shape, -1), (*x.shape[1:4], features // 2)))
-    angle = jnp.concatenate(angles, axis=-1)[:, :, :, None]
+    frequencies = np.zeros((3, dim // 2), np.float32)
+    first = 0
+    for axis, features in enumerate((dim - 2 * space, space, space)):
+        inverse = ROPE_BASE ** -(np.arange(0, features, 2) / max(features, 1))
+        frequencies[axis, first : first + len(inverse)] = inverse
+        first += len(inverse)
+    # a sum with zeros, which is exact
+    angle = (places[:, :, None].astype(jnp.float32) * frequencies).sum(axis=1)[:, None]
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+def _by_parts(function: Callable[[T], Any], tokens: T) -> Any:
+    """A function of each token on all of them, with the intermediate results of 16,384 in memory."""
+    count = len(jax.tree.leaves(tokens)[0])
+    parts = -(-count // PART_TOKENS)
+    size = -(-count // parts)
+
+    def split(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, [(0, parts * size - count), *[(0, 0)] * (x.ndim - 1)])
+        return padded.reshape(parts, size, *x.shape[1:])
+
+    def joined(x: jax.Array) -> jax.Array:
+        return x.reshape(parts * size, *x.shape[2:])[:count]
+
+    return jax.tree.map(joined, jax.lax.map(function, jax.tree.map(split, tokens)))
 
 
 class NeighborhoodAttention(nnx.Module):
@@ -140,17 +160,23 @@ class NeighborhoodAttention(nnx.Module):
         self.window, self.head_dim = window, head_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        heads = *x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim
-        q, k, v = (linear(x).reshape(heads) for linear in (self.to_q, self.to_k, self.to_v))
-        q = rms_norm(q, NORM_EPS, self.norm_q[...]) * self.head_dim**-0.5
-        k = rms_norm(k, NORM_EPS, self.norm_k[...])
-        return self.to_out(
-            neighborhood_attention(rotate_by_place(q), rotate_by_place(k), v, self.window).reshape(x.shape)
-        )
+        def normed(linear: Linear, norm: Weight, x: jax.Array, places: jax.Array) -> jax.Array:
+            heads = rms_norm(linear(x).reshape(len(x), -1, self.head_dim), NORM_EPS, norm[...])
+            return rotate_by_place(heads, places).reshape(x.shape)
+
+        def project(some: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            x, places = some
+            q = normed(self.to_q, self.norm_q, x, places) * self.head_dim**-0.5
+            return q, normed(self.to_k, self.norm_k, x, places), self.to_v(x)
+
+        places = jnp.stack(jnp.indices(x.shape[1:4]), axis=-1).reshape(-1, 3)
+        tokens = x.reshape(-1, x.shape[-1]), jnp.tile(places, (len(x), 1))
+        q, k, v = (part.reshape(x.shape) for part in _by_parts(project, tokens))
+        return self.to_out(neighborhood_attention(q, k, v, self.window, self.head_dim))
 
 
 class SwiGLU(nnx.Module):
-    """down(silu(gate(x))·up(x)), computed for 16,384 tokens at a time."""
+    """down(silu(gate(x))·up(x))."""
 
     def __init__(self, scope: Scope, dim: int):
         hidden = -(-4 * dim // 16) * 16
@@ -162,8 +188,7 @@ class SwiGLU(nnx.Module):
         def some(x: jax.Array) -> jax.Array:
             return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
-        tokens = x.reshape(-1, x.shape[-1])
-        return jax.lax.map(some, tokens, batch_size=min(FEED_FORWARD_TOKENS, len(tokens))).reshape(x.shape)
+        return _by_parts(some, x.reshape(-1, x.shape[-1])).reshape(x.shape)
 
 
 class ContextBlock(nnx.Module):
@@ -226,8 +251,8 @@ class PatchDenoiser(nnx.Module):
         self.adaln = Linear(scope / "shared_adaln" / "proj", level, MODULATIONS * dim, UNSPLIT_MATRIX)
         self.conv_in = Linear(scope / "conv_in_x_t", arch.patch_features, dim, UNSPLIT_MATRIX)
         window, head_dim = arch.decoder_stage5_kernel, arch.decoder_head_dim
-        names = (scope / "diff_blocks" / i for i in range(arch.decoder_stage_depths[-1]))
-        self.blocks = nnx.List([DiffusionBlock(name, dim, window, head_dim, arch.gated) for name in names])
+        blocks = scope.stacked("diff_blocks", range(arch.decoder_stage_depths[-1]))
+        self.blocks = DiffusionBlock(blocks, dim, window, head_dim, arch.gated)
         self.norm_out = (scope / "norm_out").weight("weight", (dim,), (None,))
         self.conv_out = Linear(scope / "conv_out", dim, arch.patch_features, UNSPLIT_MATRIX)
         self.scale = arch.decoder_timestep_scale_multiplier
@@ -237,8 +262,7 @@ class PatchDenoiser(nnx.Module):
         embedded = self.linear_2(jax.nn.silu(self.linear_1(sinusoid(timestep).astype(context.dtype))))
         modulation = self.adaln(jax.nn.silu(embedded)).reshape(len(patches), MODULATIONS, -1)
         x = self.conv_in(patches.astype(context.dtype))
-        for block in self.blocks:
-            x = block.modulated(x, context, modulation)
+        x, _ = StackedLayers(self.blocks).scan(lambda x, block: (block.modulated(x, context, modulation), None), x)
         return self.conv_out(rms_norm(x, NORM_EPS, self.norm_out[...]))
 
 
@@ -251,12 +275,11 @@ class DiffusionDecoder(nnx.Module):
         scope /= "decoder"
         widths, head_dim = arch.decoder_stage_channels, arch.decoder_head_dim
         self.conv_in = Linear(scope / "conv_in", arch.latent_channels, widths[0], UNSPLIT_MATRIX)
-        self.stages: nnx.List[nnx.List[ContextBlock]] = nnx.List([])
+        self.stages: nnx.List[ContextBlock] = nnx.List([])  # the blocks of each
         self.upsamples: nnx.List[ChannelsToVideo] = nnx.List([])
         for i, stride in enumerate(arch.decoder_upsample_strides):
-            names = (scope / "det_stages" / i / j for j in range(arch.decoder_stage_depths[i]))
-            window = arch.decoder_stage_kernels[i]
-            self.stages.append(nnx.List([ContextBlock(name, widths[i], window, head_dim) for name in names]))
+            blocks = (scope / "det_stages").stacked(str(i), range(arch.decoder_stage_depths[i]))
+            self.stages.append(ContextBlock(blocks, widths[i], arch.decoder_stage_kernels[i], head_dim))
             reduction = arch.decoder_upsample_channel_reductions[i]
             self.upsamples.append(ChannelsToVideo(scope / "upsamples" / i, widths[i], stride, reduction))
         self.denoiser = PatchDenoiser(scope, arch)
@@ -283,9 +306,8 @@ class DiffusionDecoder(nnx.Module):
         return from_patches(patches[:, :content].astype(context.dtype), self.arch.patch_size)
 
 
-def _upsampled(x: jax.Array, blocks: Iterable[ContextBlock], upsample: ChannelsToVideo) -> jax.Array:
-    for block in blocks:
-        x = block(x)
+def _upsampled(x: jax.Array, blocks: ContextBlock, upsample: ChannelsToVideo) -> jax.Array:
+    x, _ = StackedLayers(blocks).scan(lambda x, block: (block(x), None), x)
     return upsample(x)
 
 

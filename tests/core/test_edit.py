@@ -168,7 +168,7 @@ def test_retakes_of_several_seeds_are_decoded_together(
 
     monkeypatch.setattr(join, "decode", decode)
     latents = Streams(*(np.stack(stream * 2) for stream in tokens))
-    first, second = join.finished_clips(plan, latents, Components(plan), Report())
+    first, second = join.finished_clips(plan, latents, plan.seeds, Components(plan), Report())
     assert together == [2]
     assert first.original == second.original
     assert first.original
