@@ -5,6 +5,7 @@ patches beside it. The first three work on a whole video, the others also on a t
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import jax
@@ -117,7 +118,8 @@ class DiffusionDecoderArch(NetworkArch):
 
 def rotate_by_place(x: jax.Array, places: jax.Array) -> jax.Array:
     """RoPE of [tokens, heads, dim] with places int [tokens, 3]: neighbouring features are rotated as pairs, a quarter
-    of them by the frame, the others half by the row and half by the column."""
+    of them by the frame, the others half by the row and half by the column. In the result the first of all pairs stand
+    before the second: an order that queries and keys share changes no score."""
     dim = x.shape[-1]
     space = (dim - dim // 4 // 2 * 2) // 2
     space += space % 2
@@ -131,23 +133,15 @@ def rotate_by_place(x: jax.Array, places: jax.Array) -> jax.Array:
     angle = (places[:, :, None].astype(jnp.float32) * frequencies).sum(axis=1)[:, None]
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape).astype(x.dtype)
+    return jnp.concatenate([even * cos - odd * sin, even * sin + odd * cos], axis=-1).astype(x.dtype)
 
 
 def _by_parts(function: Callable[[T], Any], tokens: T) -> Any:
-    """A function of each token on all of them, with the intermediate results of 16,384 in memory."""
-    count = len(jax.tree.leaves(tokens)[0])
-    parts = -(-count // PART_TOKENS)
-    size = -(-count // parts)
-
-    def split(x: jax.Array) -> jax.Array:
-        padded = jnp.pad(x, [(0, parts * size - count), *[(0, 0)] * (x.ndim - 1)])
-        return padded.reshape(parts, size, *x.shape[1:])
-
-    def joined(x: jax.Array) -> jax.Array:
-        return x.reshape(parts * size, *x.shape[2:])[:count]
-
-    return jax.tree.map(joined, jax.lax.map(function, jax.tree.map(split, tokens)))
+    """A function of each token on all of them, with the intermediate results of at most 16,384 in memory."""
+    tokens_in_all = len(jax.tree.leaves(tokens)[0])
+    parts = next(n for n in count(-(-tokens_in_all // PART_TOKENS)) if tokens_in_all % n == 0)
+    split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), tokens)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
 
 
 class NeighborhoodAttention(nnx.Module):

@@ -53,7 +53,7 @@ def test_decoded_pixels_equal_the_reference(shape, steps, monkeypatch: pytest.Mo
     """The first grid is as small as its window, the last has several blocks of queries along each axis."""
     # torch's compiler fails where torchax was imported; without it the reference computes the same
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(diffusion_decoder, "PART_TOKENS", 100)  # several parts, the last one smaller
+    monkeypatch.setattr(diffusion_decoder, "PART_TOKENS", 100)  # several parts
     reference = randomise(LTX2VideoDiffusionDecoderModel(**TINY), seed=1)
     arch = read_arch(DiffusionDecoderArch, TINY | {"decoder_num_inference_steps": steps}, "here")
     ours = adopt(DiffusionDecoder(Scope(jnp.float32), arch), reference.state_dict())
