@@ -31,7 +31,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.plan.step_cost import over_least, step_of
+from ltx2_cli.plan.step_cost import BY_DIFFUSION, over_least, step_of
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import Interval
 from ltx2_cli.weights.checkpoint import abbreviate
@@ -117,7 +117,9 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
             seconds[phase] = max(parts.values()) * times
-            one = _expected(parts, over_least(rates, plan.spec.compute, phase), forward)
+            by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
+            ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
+            one = _expected(parts, ratio, forward)
             expected[phase] = Interval(one.low * times, one.high * times)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))

@@ -12,7 +12,6 @@ from jaxtyping import Float
 
 from ltx2_cli.nn.layers import precision
 
-Extent = tuple[int, ...]
 Window = tuple[int, int, int]  # frames, height, width
 
 QUERY_BLOCK = 8  # queries of a block along each axis
@@ -33,6 +32,9 @@ def neighborhood_attention(q: TokenGrid, k: TokenGrid, v: TokenGrid, window: Win
     counts = [len(axis.first) for axis in axes]
     q = jnp.pad(q, [(0, 0), *((0, c * b - n) for n, b, c in zip(grid, block, counts, strict=True)), (0, 0)])
     width = math.gcd(heads, max(MATRIX_WIDTH // head_dim, 1)) * head_dim
+    # A frame that no box reads: XLA for TPU v7x lays out a product in another way than boxes need, and without this
+    # copies the whole of it for each block: 11.7 G cycles in place of 0.6 G for a tile of 768x512.
+    v = jnp.pad(v, [(0, 0), (0, 1), (0, 0), (0, 0), (0, 0)])
     masks = _masks([axis.masks for axis in axes])
 
     def attend(scanned: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -51,7 +53,7 @@ def neighborhood_attention(q: TokenGrid, k: TokenGrid, v: TokenGrid, window: Win
     return y[:, : grid[0], : grid[1], : grid[2]]
 
 
-def block_and_box(grid: Sequence[int], window: Window) -> tuple[Extent, Extent]:
+def block_and_box(grid: Sequence[int], window: Window) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The extents of a block of queries, and of the box of keys that it reads."""
     block = tuple(min(QUERY_BLOCK, length) for length in grid)
     return block, tuple(min(n, b + size - 1) for n, b, size in zip(grid, block, window, strict=True))
@@ -89,7 +91,7 @@ def _combined(axes: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes)).astype(np.int32)
 
 
-def _cut(x: jax.Array, start: jax.Array, sizes: Extent, width: int) -> jax.Array:
+def _cut(x: jax.Array, start: jax.Array, sizes: tuple[int, ...], width: int) -> jax.Array:
     """The box of `sizes` tokens and `width` channels of x that begins at `start`, as [tokens, channels]."""
     return jax.lax.dynamic_slice(x, start, (1, *sizes, width)).reshape(-1, width)
 

@@ -33,8 +33,8 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
-# Live buffers as large as the tokens of a tile in the diffusion decoder's fifth stage.
-LIVE_TOKENS = 11
+# Live buffers as large as the tokens of a tile in the diffusion decoder's fifth stage, by the same means.
+LIVE_TOKENS = 16
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
 # `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
 # the figures.

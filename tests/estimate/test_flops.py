@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.estimate.flops import (
+    diffusion_decoder_flops,
     spectrogram_flops,
     video_decoder_flops,
     video_encoder_flops,
@@ -21,12 +22,14 @@ from ltx2_cli.estimate.flops import (
 )
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioVAEArch
+from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, PassReuse, rope_tables
 from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.plan.pixel_tiles import tile_pixels
 from ltx2_cli.plan.step_cost import Rows, Step, TokenCounts, denoiser_flops
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
@@ -208,6 +211,31 @@ def test_flops_of_the_video_decoder_equal_the_traced_convolutions(differently: d
     decoder = VideoDecoder(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 3, 2, 4, 6), jnp.float32)
     assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(decoder, 3, 2, 4)
+
+
+def test_flops_of_the_diffusion_decoder_are_its_traced_products_but_for_a_seventh():
+    """Sums of powers, queries that fill up the last blocks and the embedding of the noise level are left out. Stages
+    have one head."""
+    arch = DiffusionDecoderArch(
+        latent_channels=8,
+        patch_size=8,
+        decoder_head_dim=32,
+        decoder_stage_channels=(32, 32, 32, 32, 32),
+        decoder_stage_depths=(1, 2, 1, 1, 3),
+        decoder_stage_kernels=((3, 3, 3), (3, 5, 3), (3, 3, 5), (3, 3, 3)),
+        decoder_upsample_strides=((1, 2, 2), (2, 1, 1), (2, 2, 2), (2, 1, 1)),
+        decoder_upsample_channel_reductions=(1, 1, 1, 1),
+        decoder_stage5_kernel=(5, 3, 3),
+        decoder_num_inference_steps=2,
+    )
+    decoder, size = DiffusionDecoder(Scope(jnp.float32), arch), (6, 8, 8)
+    tiles = tile_pixels(arch, size)
+    whole, tile = diffusion_decoder_flops(decoder, tiles, size)
+    latents = jax.ShapeDtypeStruct((1, *size, 8), jnp.float32)
+    features = jax.eval_shape(DiffusionDecoder.features, decoder, latents)
+    noise = jax.ShapeDtypeStruct((1, *tiles.tokens, arch.patch_features), jnp.float32)
+    assert whole < traced(DiffusionDecoder.features, decoder, latents) < 1.05 * whole
+    assert tile < traced(DiffusionDecoder.pixels, decoder, features, noise) < 1.15 * tile
 
 
 def test_flops_of_a_picture_equal_the_traced_products():

@@ -99,6 +99,19 @@ def test_the_sound_takes_as_much_as_its_compiled_program(devices: tuple, model: 
     assert alone.bytes == alone.audio_bytes == decoding.audio_bytes
 
 
+@pytest.mark.parametrize(
+    ("devices", "size", "compiled"),
+    [(V6E, (768, 512), 14.51), (V6E, (1920, 1088), 16.7), (TPU7X, (768, 512), 11.86)],
+)
+def test_a_tile_of_the_diffusion_decoder_takes_at_least_its_compiled_program(
+    devices: tuple, size: tuple[int, int], compiled: float
+) -> None:
+    """GB of features, temporaries and frames, by libtpu 0.0.42."""
+    width, height = size
+    decoding = planned(devices, model="ltx2.5", decoder="diffusion", width=width, height=height).decoding
+    assert 1 < decoding.video_bytes / 1e9 / compiled < 1.35
+
+
 @pytest.mark.parametrize("devices", [TPU7X, V6E])
 def test_pictures_behind_the_grid_count_as_tokens_and_a_sound_is_encoded(devices: tuple, tmp_path: Path) -> None:
     """Two beside 16 latent frames: memory and traffic grow with the tokens or less, operations faster only as far as
