@@ -23,7 +23,7 @@ from ltx2_cli.core.report import DECODE
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.estimate import Estimate
 from ltx2_cli.estimate.offline import mesh_specs, slices, topology
-from ltx2_cli.estimate.phases import PhaseMemory, phase_memory, phase_names
+from ltx2_cli.estimate.phases import PhaseMemory, offloaded_bytes, phase_memory, phase_names
 from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
 from ltx2_cli.parallel.devices import (
     RESERVE,
@@ -32,6 +32,7 @@ from ltx2_cli.parallel.devices import (
     device_memory,
     find_devices,
     fraction_variable,
+    host_memory,
 )
 from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
@@ -117,6 +118,10 @@ class Request:
             for phase, memory in phase_memory(plan, phases).items()
         }
 
+    def offloaded(self, plan: Plan) -> int:
+        """Bytes of the host's memory that a plan of this request needs for each device."""
+        return offloaded_bytes(plan, [phase for phase in phase_names(plan, self.product) if phase not in self.skipped])
+
 
 @dataclass(frozen=True)
 class Suggestions:
@@ -140,7 +145,8 @@ class Suggestions:
             return False
         available = available_memory(plan)
         most = PROGRAM_FRACTION * available.total if alternative.most_memory else available.limit
-        return max(map(needed, self.request.memory(plan).values())) <= most
+        on_host = self.request.offloaded(plan) <= host_memory(list(plan.sharding.mesh.devices.flat))
+        return on_host and max(map(needed, self.request.memory(plan).values())) <= most
 
     def altered(self, alternative: Alternative) -> Plan:
         """The plan of an alternative. Raises `UsageError` if it cannot be run."""
@@ -188,6 +194,8 @@ class Suggestions:
     def same_clip(self) -> Iterator[Alternative]:
         """Alternatives for the same clip, the smallest changes first."""
         free, costly = self.settings
+        if self.plan.spec.offload is Offload.layers:  # which the host may lack the memory for
+            yield setting(offload=Offload.none)
         yield from free
         yield from self.meshes(Alternative())
         yield from costly
@@ -318,6 +326,7 @@ def _peak(request: Request, plan: Plan) -> int:
 
 def _refuse(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase of this very plan needs more memory than a device has."""
+    _refuse_on_host(request, plan, typed)
     available, memories = available_memory(plan), request.memory(plan)
     phase, memory = max(memories.items(), key=lambda item: item[1].peak)
     if memory.peak <= available.limit:
@@ -329,6 +338,17 @@ def _refuse(request: Request, plan: Plan, typed: Typed) -> None:
     elif memory.loading > memory.weights + memory.activations:
         needs = f"to load what it takes to {phase} takes {quantity(memory.loading)} of a device"
     raise DoesNotFitError(f"this does not fit: {needs}; {has}", _hints(Suggestions(request, plan), typed))
+
+
+def _refuse_on_host(request: Request, plan: Plan, typed: Typed) -> None:
+    """Raise `DoesNotFitError` if a phase needs more of the host's memory than it has for each of its devices."""
+    needed, has = request.offloaded(plan), host_memory(list(plan.sharding.mesh.devices.flat))
+    if needed > has:
+        sentence = (
+            f"{spelling.typed('offload', 'layers')} takes {quantity(needed)} of this machine's memory for a device"
+        )
+        hints = _hints(Suggestions(request, plan), typed)
+        raise DoesNotFitError(f"this does not fit: {sentence}; it has {quantity(int(has))} for each", hints)
 
 
 def _memory_sentence(request: Request, available: DeviceMemory) -> str:

@@ -94,6 +94,14 @@ def host_bytes(plan: Plan, name: str) -> int:
     return _network_bytes(plan, name, bytes_on_host)
 
 
+def offloaded_bytes(plan: Plan, phases: Collection[str]) -> int:
+    """Bytes in the host's memory for each device, in the phase of these that has the most. Those of a CPU's devices
+    count as the devices' own."""
+    present = plan.networks.present().keys()
+    together = [present] if plan.spec.keep_resident else [present & PHASES[phase] for phase in phases]
+    return max(sum(host_bytes(plan, name) for name in names) for names in together)
+
+
 def _network_bytes(plan: Plan, name: str, counted: Callable[[Any, Place], int] = bytes_on_device) -> int:
     """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
     place = placement(plan, name)

@@ -102,6 +102,14 @@ def device_memory(devices: "Sequence[jax.Device]") -> DeviceMemory:
     return DeviceMemory(budget, budget, budget)
 
 
+def host_memory(devices: "Sequence[jax.Device]") -> float:
+    """Bytes of this host's memory for each device that it has of these; infinite where it has none."""
+    import jax
+
+    local = set(jax.local_devices()) & set(devices)
+    return PLANNABLE_FRACTION * machine_memory() / len(local) if local else math.inf
+
+
 def memory_fraction() -> float:
     """The fraction of a GPU's memory that jax allocates in this process."""
     return float(os.environ.get(fraction_variable()) or DEFAULT_FRACTION)

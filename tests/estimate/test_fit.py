@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
@@ -132,3 +133,20 @@ def test_each_request_fits_or_is_refused_with_an_alternative(device: str, reques
         assert suggested.options == {"model": "demo"}
     else:
         assert error.hint.startswith(expected)
+
+
+@pytest.mark.parametrize(("devices", "has"), [(gpu(24), "14.6 GB"), (tpus("TPU v5 lite", 4), "3.7 GB")])
+def test_layers_that_the_host_has_no_memory_for_are_refused(
+    devices: tuple[DescribedDevice, ...], has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """85 % of 16 GiB, which the devices of a host share; not of the host of devices elsewhere."""
+    request = ask(devices, model="ltx2.3", offload="layers", weights="int8", sharding={"mesh": {}, "profile": "gpu"})
+    check_fit(request, request.plan(), str)
+    monkeypatch.setattr(jax, "local_devices", lambda: list(devices))
+    error, suggested = refusal(request)
+    sentence = rf"--offload layers takes 18\.\d GB of this machine's memory for a device; it has {has} for each"
+    assert re.search(sentence, str(error))
+    assert suggested.options == {"model": DEMO}
+    memory = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 8 * memory(name) if name == "SC_PHYS_PAGES" else memory(name))
+    check_fit(request, request.plan(), str)
