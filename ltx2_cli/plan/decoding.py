@@ -33,12 +33,12 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
-# Live buffers as large as the tokens of a tile in the diffusion decoder's fifth stage, by the same means.
-LIVE_TOKENS = 16
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
 # `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
 # the figures.
 AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
+# By the same means, those of a tile in the diffusion decoder's program, in sizes of its tokens in the fifth stage.
+TOKEN_BUFFERS = {"cpu": 15, "gpu": 10, "tpu": 16}
 
 
 @dataclass(frozen=True)
@@ -251,18 +251,18 @@ def plan_pixel_tiles(
         return -(-videos // at_once) * -(-math.prod(tiles.counts) // (devices.size // at_once))
 
     at_once = min(divisors(devices.size), key=turns)
-    needed = _pixel_decode_bytes(tiles, size, decoder.conv_in.kernel.dtype.itemsize)
+    needed = _pixel_decode_bytes(tiles, size, decoder.conv_in.kernel.dtype.itemsize, devices[0].platform)
     plan = _decode_plan(devices, _Split(at_once, 1, 1), tiles, (needed, audio_bytes), decode_budget)
     return replace(plan, at_once=False)
 
 
-def _pixel_decode_bytes(tiles: PixelTiles, size: Extent, itemsize: int) -> int:
+def _pixel_decode_bytes(tiles: PixelTiles, size: Extent, itemsize: int, platform: str) -> int:
     """Approximate bytes to decode a tile of a video with latents of this size, without the weights: what the fourth
     stage reads of the whole video, and the activations of the tile."""
     arch = tiles.arch
     frames, height, width = arch.cells(size)
     features = (frames + arch.ghost_cells) * height * width * arch.decoder_stage_channels[-2]
-    return itemsize * (features + LIVE_TOKENS * math.prod(tiles.tokens) * arch.decoder_stage_channels[-1])
+    return itemsize * (features + TOKEN_BUFFERS[platform] * math.prod(tiles.tokens) * arch.decoder_stage_channels[-1])
 
 
 def _decode_plan(
