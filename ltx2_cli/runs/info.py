@@ -13,6 +13,7 @@ from ltx2_cli.media.loudness import file_loudness
 from ltx2_cli.request.layers import ASKED, ConfigLayer, flatten_valid
 from ltx2_cli.request.old_keys import read_condition
 from ltx2_cli.request.profiles import PROVENANCE
+from ltx2_cli.request.spec import Decoder
 from ltx2_cli.runs.inspect import FileFacts, inspect
 from ltx2_cli.runs.trust import WEIGHTS_WORDS, files_named, weights_named
 from ltx2_cli.units import quantity
@@ -30,6 +31,8 @@ REQUEST_KEYS = (
     "recipe",
     "num_inference_steps",
     "sampler",
+    "keyframes",
+    "decoder",
     "seed",
 )  # shown of a record
 NOT_TOLD = "not to be told from its header"
@@ -111,7 +114,7 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
 def _record_rows(record: FileFacts) -> Iterator[Row]:
     """The main values of the request, and its provenance."""
     for key in REQUEST_KEYS:
-        if (value := record.get(key)) not in (None, "", []):
+        if (value := record.get(key)) not in (None, "", [], Decoder.convolution.value):
             text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
             yield key.replace("_", " "), " ".join(text.split())
     values, _ = flatten_valid(ConfigLayer("", {key: record[key] for key in record.keys() - {PROVENANCE, ASKED}}))

@@ -187,6 +187,8 @@ def test_commands_make_the_same_clip(
         assert same == (not options)
     assert run_program(monkeypatch, "replay", str(clips[1]), "--verify") == 0
     capsys.readouterr()
+    assert run_program(monkeypatch, "info", str(clips[1])) == 0
+    assert re.search(r"^decoder +diffusion$", capsys.readouterr().out, re.MULTILINE)
     assert run_program(monkeypatch, *made, "--dry-run", "--force", "--set", "vae_memory_gb=1e-6") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"decode by diffusion, about \d", said)
