@@ -14,6 +14,7 @@ from ltx2_cli.core.advice import UPSAMPLE
 from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import (
     CONNECT,
@@ -116,6 +117,14 @@ def test_a_tile_of_the_diffusion_decoder_takes_at_least_its_compiled_program(
     width, height = size
     decoding = planned(devices, model="ltx2.5", decoder="diffusion", width=width, height=height).decoding
     assert 1 < decoding.video_bytes / 1e9 / compiled < 1.35
+
+
+@pytest.mark.parametrize(("devices", "seconds"), [(V6E, 3.30), (TPU7X, 2.49)])
+def test_decoding_by_diffusion_takes_the_seconds_that_xla_estimates(devices: tuple, seconds: float) -> None:
+    """Of both tiles of 121 frames at 768x512, side by side, and of what they share; without audio."""
+    asked = {"width": 768, "height": 512, "streams": "video", "decoder": "diffusion"}
+    low, high = estimate_plan(planned(devices, model="ltx2.5", **asked)).expected_phase_seconds[DECODE]
+    assert low < seconds < high < 1.2 * low
 
 
 @pytest.mark.parametrize("devices", [TPU7X, V6E])
