@@ -1,17 +1,27 @@
 """The network of the diffusion decoder, beside diffusers'."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from diffusers import LTX2VideoDiffusionDecoderModel
+from jax.sharding import SingleDeviceSharding
 from torch.nn.attention import flex_attention
 
+from compilers import needs_libtpu
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.models import diffusion_decoder
 from ltx2_cli.models.config import read_arch
-from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch, from_patches
+from ltx2_cli.models.diffusion_decoder import (
+    DiffusionDecoder,
+    DiffusionDecoderArch,
+    NeighborhoodAttention,
+    from_patches,
+)
 from ltx2_cli.weights.declare import Scope, declared
 from parity import adopt, randomise, relative_error
 
@@ -70,6 +80,19 @@ def test_decoded_pixels_equal_the_reference(shape, steps, monkeypatch: pytest.Mo
         wanted = network.denoise(context, drawn, steps)[:, :, : 8 * shape[1] - 7]
     got = pixels(ours, features(ours, latents), noise)
     assert relative_error(np.moveaxis(got, -1, 1), wanted) < 1e-4
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_tpus_copy_no_grid_for_each_block():
+    """XLA for v7x did so with the values, inside the loop over blocks."""
+    place, frames, height, width = SingleDeviceSharding(topology("tpu7x:2x2x1")[0]), 25, 32, 48
+    attention = NeighborhoodAttention(Scope(jnp.bfloat16), 256, (11, 11, 11), 64)
+    x = jax.ShapeDtypeStruct((1, frames, height, width, 256), jnp.bfloat16)
+    given = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), (attention, x))
+    text = jax.jit(lambda attention, x: attention(x)).lower(*given).compile().as_text()
+    assert "fusion(" in text
+    assert not re.findall(rf"= bf16\[1,\d+,{height},{width},256\]\S* copy\(.*", text)
 
 
 @pytest.mark.parametrize(
