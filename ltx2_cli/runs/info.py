@@ -35,7 +35,7 @@ REQUEST_KEYS = (
     "decoder",
     "seed",
 )  # shown of a record
-UNSAID = {"keyframes": 0, "decoder": Decoder.convolution.value}
+LEFT_OUT_VALUES = {"keyframes": 0, "decoder": Decoder.convolution.value}
 NOT_TOLD = "not to be told from its header"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
 Row = tuple[str, str]
@@ -115,7 +115,7 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
 def _record_rows(record: FileFacts) -> Iterator[Row]:
     """The main values of the request, and its provenance."""
     for key in REQUEST_KEYS:
-        if (value := record.get(key)) not in (None, "", [], UNSAID.get(key)):
+        if (value := record.get(key)) not in (None, "", [], LEFT_OUT_VALUES.get(key)):
             text = ", ".join(map(_item_text, value if isinstance(value, list) else [value]))
             yield key.replace("_", " "), " ".join(text.split())
     values, _ = flatten_valid(ConfigLayer("", {key: record[key] for key in record.keys() - {PROVENANCE, ASKED}}))
