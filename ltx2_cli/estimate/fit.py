@@ -118,9 +118,14 @@ class Request:
             for phase, memory in phase_memory(plan, phases).items()
         }
 
-    def offloaded(self, plan: Plan) -> int:
-        """Bytes of the host's memory that a plan of this request needs for each device."""
-        return offloaded_bytes(plan, [phase for phase in phase_names(plan, self.product) if phase not in self.skipped])
+    def host_shortage(self, plan: Plan) -> tuple[int, int] | None:
+        """Bytes of the host's memory that a plan of this request needs for each device, and those that it has, if these
+        are fewer."""
+        if plan.spec.offload is Offload.none:
+            return None
+        phases = [phase for phase in phase_names(plan, self.product) if phase not in self.skipped]
+        needed, has = offloaded_bytes(plan, phases), host_memory(list(plan.sharding.mesh.devices.flat))
+        return (needed, int(has)) if needed > has else None
 
 
 @dataclass(frozen=True)
@@ -145,8 +150,8 @@ class Suggestions:
             return False
         available = available_memory(plan)
         most = PROGRAM_FRACTION * available.total if alternative.most_memory else available.limit
-        on_host = self.request.offloaded(plan) <= host_memory(list(plan.sharding.mesh.devices.flat))
-        return on_host and max(map(needed, self.request.memory(plan).values())) <= most
+        on_devices = max(map(needed, self.request.memory(plan).values())) <= most
+        return on_devices and not self.request.host_shortage(plan)
 
     def altered(self, alternative: Alternative) -> Plan:
         """The plan of an alternative. Raises `UsageError` if it cannot be run."""
@@ -342,13 +347,13 @@ def _refuse(request: Request, plan: Plan, typed: Typed) -> None:
 
 def _refuse_on_host(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase needs more of the host's memory than it has for each of its devices."""
-    needed, has = request.offloaded(plan), host_memory(list(plan.sharding.mesh.devices.flat))
-    if needed > has:
+    if shortage := request.host_shortage(plan):
+        needed, has = shortage
         sentence = (
             f"{spelling.typed('offload', 'layers')} takes {quantity(needed)} of this machine's memory for a device"
         )
         hints = _hints(Suggestions(request, plan), typed)
-        raise DoesNotFitError(f"this does not fit: {sentence}; it has {quantity(int(has))} for each", hints)
+        raise DoesNotFitError(f"this does not fit: {sentence}; it has {quantity(has)} for each", hints)
 
 
 def _memory_sentence(request: Request, available: DeviceMemory) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch
+from ltx2_cli.models.config import LTX2_5
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoderArch
 from ltx2_cli.models.diffusion_decoder_files import open_diffusion_decoder
 from ltx2_cli.models.duration_head import DurationHead, open_duration_head
@@ -106,16 +107,18 @@ def find_duration_head(name: str, connectors: ConnectorsArch, offline: bool = Fa
     raise UsageError(f"there is no duration head, which LTX-2.5 alone has: {head}", "a length: --duration 5s")
 
 
-def find_diffusion_decoder(name: str, offline: bool) -> tuple[DiffusionDecoderArch, TensorFiles]:
+def find_diffusion_decoder(name: str, model_version: str, offline: bool) -> tuple[DiffusionDecoderArch, TensorFiles]:
     """The diffusion decoder of the checkpoint `name`; the published one, without files, if it is not here, and
-    `offline`. Raises `UsageError` for a checkpoint without one."""
+    `offline`. Raises `UsageError` for a checkpoint without one, of another version before anything is downloaded."""
+    hint = f"{typed('decoder', Decoder.convolution.value)}, which every model has"
+    if model_version != LTX2_5:
+        raise UsageError(f"{name} is {model_version}, and LTX-2.5 alone has a diffusion decoder", hint)
     file, wanted, folder = _further_file(name, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER)
     if (place := _find(file, wanted, offline)) is None:
         return DiffusionDecoderArch(), TensorFiles()
     if (decoder := place / folder).exists():
         return _once(open_diffusion_decoder, decoder)
-    hint = f"{typed('decoder', Decoder.convolution.value)}, which every model has"
-    raise UsageError(f"there is no diffusion decoder, which LTX-2.5 alone has: {decoder}", hint)
+    raise UsageError(f"there is no diffusion decoder: {decoder}", hint)
 
 
 def _further_file(name: str, file: str, folder: str) -> tuple[str, Sequence[str], str]:

@@ -30,8 +30,8 @@ INSPECTABLE = (
 )
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 BARE_DENOISER_TENSOR = "patchify_proj.weight"  # a tensor of every denoiser
+DIFFUSION_DECODER_TENSOR = "decoder.diff_blocks.0.context_proj.weight"  # a tensor of every diffusion decoder
 # Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
-DIFFUSION_DECODER_TENSOR = "decoder.diff_blocks.0.context_proj.weight"
 NETWORK_FILES = {
     "model.embed_tokens.weight": (
         "text encoder",

@@ -17,7 +17,7 @@ from diffusion_decoders import TINY, decoded, diffusion_decoder, write_published
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
-from ltx2_cli.core.decode_tiles import TileBlend
+from ltx2_cli.core.decode_tiles import TileBlend, tile_programs
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import pixel_noise_key
 from ltx2_cli.errors import UsageError
@@ -25,7 +25,7 @@ from ltx2_cli.media.videos import read_whole_video
 from ltx2_cli.models.diffusion_decoder import from_patches
 from ltx2_cli.plan.axis_tiling import tile_axis
 from ltx2_cli.plan.pixel_tiles import PixelTiles
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.published import DIFFUSION_DECODER, DIFFUSION_DECODER_FILE
 from model_versions import LTX2_5, random_folder
@@ -83,6 +83,27 @@ def reference_for(model: Path, plan: Plan, **tiling: int) -> np.ndarray:
         reference.enable_tiling(**tiling)
     pixels = decoded(reference, latents_for(plan)[:1], noise_for(plan, plan.num_frames))
     return np.clip((pixels + 1) / 2, 0, 1) * 255
+
+
+def test_a_folder_without_a_diffusion_decoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no diffusion decoder: .*diffusion_decoder"):
+        plan_of(random_folder(LTX2_5, tmp_path / "model"), 9, 32, 96)
+
+
+def test_programs_of_the_published_size_make_pixels_of_bfloat16() -> None:
+    """Eight of the twelve tiles of 1920x1088 at a time."""
+    asked = {"model": "ltx2.5", "prompt": "rain", "decoder": "diffusion", "dtype": "bfloat16", "sharding": EIGHT}
+    plan = plan_offline(read_spec({**asked, "width": 1920, "height": 1088, "num_frames": 121}), jax.devices())
+    assert plan.decoding.tiles.counts == (2, 2, 3)
+    _, tile = tile_programs(plan)
+    pixels, finite = tile.outputs()
+    assert (pixels.shape, pixels.dtype) == ((1, 8, 73, 576, 688 * 3), np.dtype("bfloat16"))
+    assert finite.shape == (1, 8)
+
+
+def test_bfloat16_makes_nearly_the_clip_of_float32(folder: Path) -> None:
+    exact, rounded = (frames_of(plan_of(folder, 9, 32, 96, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    assert np.abs(exact.astype(int) - rounded).mean() < 2
 
 
 def test_a_clip_equals_the_reference(folder: Path) -> None:
@@ -199,7 +220,7 @@ def test_commands_make_the_same_clip(
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        (["demo", "--width=128"], "there is no diffusion decoder, which LTX-2.5 alone has", "--decoder convolution"),
+        (["ltx2.3", "--width=128"], "is ltx2.3, and LTX-2.5 alone has a diffusion decoder", "--decoder convolution"),
         (["", "--width=64"], "64x32 is too small for the diffusion decoder", "at least 96x32"),
     ],
 )
