@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ltx2_cli.artifacts.files import folder_state
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import ConnectorsArch
+from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.config import LTX2_5
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoderArch
 from ltx2_cli.models.diffusion_decoder_files import open_diffusion_decoder
@@ -96,29 +96,33 @@ def find_upsampler(name: str | None, checkpoint: Checkpoint, offline: bool) -> t
     return preset_upsampler(name or ""), TensorFiles()
 
 
-def find_duration_head(name: str, connectors: ConnectorsArch, offline: bool = False) -> DurationHead | None:
+def find_duration_head(name: str, arch: Arch, offline: bool) -> DurationHead | None:
     """The duration head of the checkpoint `name`; None if it is not here, and `offline`. Raises `UsageError` for a
     checkpoint without one."""
-    file, wanted, folder = _further_file(name, DURATION_HEAD_FILE, DURATION_HEAD)
-    if (place := _find(file, wanted, offline)) is None:
-        return None
-    if (head := place / folder).exists():
-        return _once(open_duration_head, head, connectors)
-    raise UsageError(f"there is no duration head, which LTX-2.5 alone has: {head}", "a length: --duration 5s")
+    place = _find_in_newest(name, arch, offline, DURATION_HEAD_FILE, DURATION_HEAD, "a length: --duration 5s")
+    return _once(open_duration_head, place, arch.connectors) if place else None
 
 
-def find_diffusion_decoder(name: str, model_version: str, offline: bool) -> tuple[DiffusionDecoderArch, TensorFiles]:
+def find_diffusion_decoder(name: str, arch: Arch, offline: bool) -> tuple[DiffusionDecoderArch, TensorFiles]:
     """The diffusion decoder of the checkpoint `name`; the published one, without files, if it is not here, and
-    `offline`. Raises `UsageError` for a checkpoint without one, of another version before anything is downloaded."""
+    `offline`. Raises `UsageError` for a checkpoint without one."""
     hint = f"{typed('decoder', Decoder.convolution.value)}, which every model has"
-    if model_version != LTX2_5:
-        raise UsageError(f"{name} is {model_version}, and LTX-2.5 alone has a diffusion decoder", hint)
-    file, wanted, folder = _further_file(name, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER)
-    if (place := _find(file, wanted, offline)) is None:
-        return DiffusionDecoderArch(), TensorFiles()
-    if (decoder := place / folder).exists():
-        return _once(open_diffusion_decoder, decoder)
-    raise UsageError(f"there is no diffusion decoder: {decoder}", hint)
+    place = _find_in_newest(name, arch, offline, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER, hint)
+    return _once(open_diffusion_decoder, place) if place else (DiffusionDecoderArch(), TensorFiles())
+
+
+def _find_in_newest(name: str, arch: Arch, offline: bool, file: str, folder: str, hint: str) -> Path | None:
+    """The place of a network that LTX-2.5 alone has and not every run needs; None if it is not here, and `offline`.
+    Raises `UsageError` for a checkpoint without it, of another version before anything is downloaded."""
+    network = folder.replace("_", " ")
+    if arch.model_version != LTX2_5:
+        raise UsageError(f"{name} is {arch.model_version}, and LTX-2.5 alone has a {network}", hint)
+    address, wanted, inside = _further_file(name, file, folder)
+    if (root := _find(address, wanted, offline)) is None:
+        return None
+    if (place := root / inside).exists():
+        return place
+    raise UsageError(f"there is no {network}: {place}", hint)
 
 
 def _further_file(name: str, file: str, folder: str) -> tuple[str, Sequence[str], str]:

@@ -143,7 +143,7 @@ def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents |
     spec = recipe.complete_request(spec, checkpoint, devices, source is not None)
     second_stage = open_second_stage(spec, checkpoint, offline) if spec.second_stage.sigmas or source else None
     by_diffusion = spec.decoder is Decoder.diffusion and spec.running.video
-    decoder = find_diffusion_decoder(spec.checkpoint, checkpoint.arch.model_version, offline) if by_diffusion else None
+    decoder = find_diffusion_decoder(spec.checkpoint, checkpoint.arch, offline) if by_diffusion else None
     return build_plan(open_inputs(spec, checkpoint, loras, second_stage, decoder), spec, devices, source)
 
 

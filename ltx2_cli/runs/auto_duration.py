@@ -20,7 +20,7 @@ from ltx2_cli.runs.session import Session
 def check_duration_head(session: Session, plan: Plan) -> DurationHead | None:
     """The duration head of a plan's checkpoint; None where a dry run would have to download it. Raises `UsageError`
     for a checkpoint without one."""
-    head = find_duration_head(plan.spec.checkpoint, plan.arch.connectors, offline=session.dry_run)
+    head = find_duration_head(plan.spec.checkpoint, plan.arch, offline=session.dry_run)
     if session.dry_run:
         frames = f"{plan.num_frames} frames, {plan.num_frames / plan.spec.fps:.2f} s"
         session.report.note(f"the length is known once the prompt is read; this plan is for {frames}")

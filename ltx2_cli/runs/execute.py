@@ -40,7 +40,7 @@ def execute_request(
     """Make clips, or only warm up, after reporting the downloads, and the seed if it was `drawn`."""
     request = Request(spec, find_devices(), product=product)
     if not session.dry_run:
-        check_downloads(session, request)
+        check_downloads(session, request, settings.auto_duration)
     with agreed_plan(session, request, drawn) as plan:
         check_distinct(files, input_files(plan))
         head = check_duration_head(session, plan) if settings.auto_duration else None

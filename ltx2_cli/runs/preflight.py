@@ -19,7 +19,7 @@ from ltx2_cli.core.provenance import versions
 from ltx2_cli.errors import UnknownNetworkError, UsageError
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
-from ltx2_cli.plan.open import missing_downloads
+from ltx2_cli.plan.open import find_duration_head, missing_downloads
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.runs.past_times import expected_time
 from ltx2_cli.runs.session import DryRunEndError, Facts, Session, short_digest, synchronized
@@ -170,10 +170,12 @@ def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iter
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
 
 
-def check_downloads(session: Session, request: Request) -> None:
-    """Report the downloads. Raises `CommandError` if they do not fit the devices or the disk."""
+def check_downloads(session: Session, request: Request, auto_duration: bool = False) -> None:
+    """Report the downloads. Raises `CommandError` if they do not fit the devices or the disk, or lack the duration
+    head that `auto_duration` takes."""
     with synchronized(session.hosts):
-        check_published(request, session.typed)
+        if (plan := check_published(request, session.typed)) and auto_duration:
+            find_duration_head(plan.spec.checkpoint, plan.arch, offline=True)
         downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
         session.download_bytes = sum(file.size for file in downloads)

@@ -20,6 +20,7 @@ from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.estimate.fit import Alternative
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4, write_wav
+from ltx2_cli.parallel.devices import install_command
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.profiles import merge_layers, profile_layers, read_spec, to_yaml
 from ltx2_cli.request.spec import Streams
@@ -139,7 +140,8 @@ def options_of(command: str) -> set[str]:
 
 
 def strangers(command: str, words: list[str], message: str) -> list[str]:
-    """Options in a message that are none of the command's, of another command that it names, or typed."""
+    """Options in a message that are none of the command's, of another command that it names, of pip, or typed."""
+    message = message.replace(install_command("tpu"), "")
     for word in sorted(words, key=len, reverse=True):
         message = message.replace(word, "").replace(shlex.quote(word), "")
     found = list[str]()

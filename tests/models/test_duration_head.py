@@ -86,8 +86,10 @@ def test_a_number_of_heads_that_cannot_be_is_refused(heads: object, tmp_path: Pa
         open_duration_head(tmp_path, CONNECTORS)
 
 
+SMALLEST = "--weights int8 --recipe distilled --width 64 --height 64"  # fits without the model, which is not here
 REFUSED = {
-    "generate --model demo --prompt rain --duration auto --dry-run": "there is no duration head, which LTX-2.5",
+    "generate --model demo --prompt rain --duration auto --dry-run": "and LTX-2.5 alone has a duration head",
+    f"generate --model ltx2.3 --prompt rain --duration auto {SMALLEST}": "LTX-2.5 alone has a duration head",
     "generate --model demo --prompt rain --duration auto": "hint: a length: --duration 5s",
     "generate --model demo --prompt rain --duration auto --num-frames 9": "--num-frames is not taken beside --duration",
     "generate --model demo --prompt rain --duration auto --warmup": "--warmup compiles for one length",
