@@ -141,7 +141,7 @@ def options_of(command: str) -> set[str]:
 
 def strangers(command: str, words: list[str], message: str) -> list[str]:
     """Options in a message that are none of the command's, of another command that it names, of pip, or typed."""
-    message = message.replace(install_command("tpu"), "")
+    message = message.replace(install_command("[tpu]"), "")
     for word in sorted(words, key=len, reverse=True):
         message = message.replace(word, "").replace(shlex.quote(word), "")
     found = list[str]()
