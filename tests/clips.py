@@ -61,7 +61,9 @@ class Checkpoint(NamedTuple):
     pipeline: LTX2Pipeline
 
 
-def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str, **others: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What diffusers makes of it; "latent" gives denormalised latents."""
     names = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
     # An audio value of zero means "as the video" there.
@@ -81,6 +83,7 @@ def reference(pipeline: LTX2Pipeline, case: Case, seed: int, output_type: str) -
         max_sequence_length=TEXT_TOKENS,
         output_type=output_type,
         return_dict=False,
+        **others,
     )
     return output
 
@@ -111,9 +114,11 @@ def at_levels(pipeline: LTX2Pipeline, sigmas: Sequence[float], size: Size, **beg
         pipeline.scheduler = scheduler
 
 
-def reference_latents(pipeline: LTX2Pipeline, case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_latents(
+    pipeline: LTX2Pipeline, case: Case, seed: int, **others: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     """diffusers' latents as its denoiser left them: normalised, in the files' layout."""
-    return normalised(pipeline, *reference(pipeline, case, seed, "latent"))
+    return normalised(pipeline, *reference(pipeline, case, seed, "latent", **others))
 
 
 def normalised(pipeline: LTX2Pipeline, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -106,6 +106,12 @@ class ContentOptions(ModelOptions):
     stg_blocks: Annotated[
         Text, option(VIDEO, "Transformer blocks that STG perturbs, in video and audio.", metavar="N,N...")
     ] = None
+    guidance_interval: Annotated[
+        Text,
+        option(
+            VIDEO, "Noise levels between which there is guidance, of video and audio; 0,1: all.", metavar="LOW,HIGH"
+        ),
+    ] = None
     audio_guidance_scale: Annotated[Real, option(AUDIO, "CFG scale; 1 turns it off.")] = None
     audio_stg_scale: Annotated[Real, option(AUDIO, "Spatio-temporal guidance (STG) scale; 0 turns it off.")] = None
     audio_modality_scale: Annotated[Real, option(AUDIO, "Cross-modal guidance scale; 1 turns it off.")] = None

@@ -24,6 +24,10 @@ CONDITIONS = {  # by their kind
     "reference": re.compile(r"(?P<path>.+?)(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL),
     "mask": re.compile(r"(?P<path>.+)", re.DOTALL),
 }
+NUMBER_LISTS = (  # keys of values that are typed with commas
+    ("stg_blocks", int, "a list of blocks", "--stg-blocks 0,1; no STG: --stg-scale 0"),
+    ("guidance_interval", float, "two noise levels", "--guidance-interval 0.2,0.9"),
+)
 SEEDS = re.compile(r"\d+(\.\.\d+)?,?")
 WEIGHTS_PATH = re.compile(r"(?!\S*\.[A-Za-z]\w+$)(~|\.{0,2})/\S+|\S+\.safetensors")
 
@@ -32,12 +36,12 @@ def overrides(options: Options, **others: object) -> dict[str, object]:
     """The options that were given, by their keys in the `RunSpec`. `others` take their place."""
     values = {**vars(options), **others}
     given = {NAMES[name]: value for name, value in values.items() if name in NAMES and value not in (None, [], ())}
-    if isinstance(blocks := given.get("stg_blocks"), str):
-        try:
-            given["stg_blocks"] = [int(block) for block in blocks.split(",")]
-        except ValueError:
-            hint = "for example: --stg-blocks 0,1; no STG: --stg-scale 0"
-            raise UsageError(f"stg_blocks {blocks!r} is not a list of blocks", hint) from None
+    for key, number, kind, hint in NUMBER_LISTS:
+        if isinstance(text := given.get(key), str):
+            try:
+                given[key] = [number(part) for part in text.split(",")]
+            except ValueError:
+                raise UsageError(f"{key} {text!r} is not {kind}", f"for example: {hint}") from None
     shown = [(kind, text) for kind in ("image", "video", "reference") for text in values.get(kind) or ()]
     shown += [("mask", mask)] if (mask := values.get("reference_mask")) is not None else []
     given |= {"conditions": [parse_condition(*condition) for condition in shown]} if shown else {}

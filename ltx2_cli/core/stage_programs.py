@@ -15,7 +15,7 @@ from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, merge_conditions
-from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, denoise, pad_sigmas, traced_weights
+from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, StepPasses, denoise, pad_steps, traced_weights
 from ltx2_cli.diffusion.latents import LatentShape, noise, noise_behind, to_tokens
 from ltx2_cli.diffusion.sampler import Sampler, find_sampler
 from ltx2_cli.models.transformer import Transformer
@@ -74,8 +74,8 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
     sizes = plan.batch_size, stage.shapes, behind
-    sampler = find_sampler(stage.sampler)
-    loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes, sampler=sampler, **sizes_of_noise)
+    ways = {"choices": tuple(stage.pass_counts), "sampler": find_sampler(stage.sampler)}
+    loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes, **ways, **sizes_of_noise)
     velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
     steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, seeds, step, step), number)
     forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
@@ -139,10 +139,15 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     )
 
 
-def _stage_schedule(stage: Stage) -> tuple[np.ndarray, Streams[GuidanceWeights], np.ndarray]:
-    """The noise levels, the guidance at each, and the fraction of fresh noise."""
-    guidance = Streams(*(traced_weights(stream, stage.passes) for stream in stage.guidance))
-    return pad_sigmas(stage.sigmas), guidance, np.asarray(stage.eta, np.float32)
+def _stage_schedule(
+    stage: Stage,
+) -> tuple[np.ndarray, np.ndarray, tuple[Streams[GuidanceWeights], ...], np.ndarray]:
+    """The noise levels, the number of each step's set of passes, the guidance of each set, and the fraction of fresh
+    noise."""
+    choices = [*stage.pass_counts]
+    guidance = tuple(Streams(*(traced_weights(stream, passes) for stream in stage.guidance)) for passes in choices)
+    chosen = np.asarray([choices.index(passes) for passes in stage.step_passes], np.int32)
+    return pad_steps(stage.sigmas), pad_steps(chosen), guidance, np.asarray(stage.eta, np.float32)
 
 
 class StageRun:
@@ -222,18 +227,21 @@ def _denoise_steps(
     latents: Streams[jax.Array],
     inputs: DenoiserInputs,
     sigmas: jax.Array,
-    guidance: Streams[GuidanceWeights],
+    chosen: jax.Array,
+    guidance: tuple[Streams[GuidanceWeights], ...],
     eta: jax.Array,
     seeds: jax.Array,
     start: jax.Array,
     stop: jax.Array,
     *,
+    choices: tuple[tuple[Pass, ...], ...],
     sampler: Sampler,
     **sizes: Any,
 ) -> tuple[Streams[jax.Array], Streams[jax.Array]]:
-    def velocity(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
-        return _velocity(transformer, latents, inputs, sigma)
+    def velocity(passes: tuple[Pass, ...], latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
+        return _velocity(transformer, latents, inputs.of_passes(passes), sigma)
 
+    sets = [StepPasses(partial(velocity, passes), own) for passes, own in zip(choices, guidance, strict=True)]
     draw = partial(_noise, seeds, **sizes)
-    latents = denoise(velocity, latents, sigmas, guidance, start, stop, sampler, draw, eta, inputs.conditions)
+    latents = denoise(sets, latents, sigmas, chosen, start, stop, sampler, draw, eta, inputs.conditions)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))

@@ -52,10 +52,12 @@ def later_steps(plan: Plan, phase: int) -> float:
     """The denoising after a phase, in steps of that phase; the work of a step is tokens times passes."""
 
     def work(stage: Stage) -> int:
-        return len(stage.passes) * (stage.geometry.video_tokens + stage.geometry.audio_frames)
+        passes = sum(count * len(passes) for passes, count in stage.pass_counts.items())
+        return passes * (stage.geometry.video_tokens + stage.geometry.audio_frames)
 
     later = [phase.stage for phase in plan.phases[phase + 1 :] if isinstance(phase, Denoise)]
-    return sum(stage.steps * work(stage) for stage in later) * len(plan.batches) / work(plan.phases[phase].stage)
+    stage = plan.phases[phase].stage
+    return sum(map(work, later)) * len(plan.batches) * stage.steps / work(stage)
 
 
 def missing_contexts(plan: Plan, start: RunState) -> list[str]:

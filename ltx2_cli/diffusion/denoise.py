@@ -8,9 +8,11 @@ g = c + (s_cfg − 1)(c − u) + s_stg (c − p) + (s_mod − 1)(c − m), which
 g ← g·(r·std(c)/std(g) + 1 − r).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial, reduce
+from operator import sub
 from typing import NamedTuple
 
 import jax
@@ -54,9 +56,9 @@ class Schedule:
         return np.append(sigmas, 0).astype(np.float32)
 
 
-def pad_sigmas(sigmas: np.ndarray) -> np.ndarray:
-    """`sigmas` padded to a fixed length: another number of steps needs no other program."""
-    return np.pad(sigmas, (0, MAX_STEPS + 1 - len(sigmas)))
+def pad_steps(values: np.ndarray) -> np.ndarray:
+    """Values of the steps, padded to a fixed length: another number of steps needs no other program."""
+    return np.pad(values, (0, MAX_STEPS + 1 - len(values)))
 
 
 SMALLEST_STD = 1e-12
@@ -96,8 +98,10 @@ def needed_passes(guidance: Streams[Guidance]) -> tuple[Pass, ...]:
 
 
 def traced_weights(guidance: Guidance, passes: tuple[Pass, ...]) -> GuidanceWeights:
-    """The arrays that `guide` takes, for one stream."""
-    weights = [pass_weights(guidance)[name] for name in passes]
+    """The arrays that `guide` takes, for one stream in a step of these passes, the conditional one first. Those left
+    out have no weight."""
+    others = [pass_weights(guidance)[name] for name in passes[1:]]
+    weights = [reduce(sub, others, 1.0), *others]
     return GuidanceWeights(np.asarray(weights, np.float32), np.asarray(guidance.guidance_rescale, np.float32))
 
 
@@ -115,11 +119,19 @@ def guide(
 Velocity = Callable[[Streams[jax.Array], jax.Array], Streams[jax.Array]]
 
 
+class StepPasses(NamedTuple):
+    """The passes of a step: `velocity(latents, sigma)` is noise minus clean for each, [passes, videos, tokens,
+    channels], and their weights."""
+
+    velocity: Velocity
+    weights: Streams[GuidanceWeights]
+
+
 def denoise(
-    velocity: Velocity,
+    choices: Sequence[StepPasses],
     latents: Streams[jax.Array],
     sigmas: jax.Array,
-    guidance: Streams[GuidanceWeights],
+    chosen: jax.Array,
     start: jax.Array,
     stop: jax.Array,
     sampler: Sampler,
@@ -128,20 +140,22 @@ def denoise(
     conditions: Streams[Conditions | None] = UNCONDITIONED,
 ) -> Streams[jax.Array]:
     """Denoise `latents`, float32 [videos, tokens, channels], from sigmas[start] to sigmas[stop]. The bounds are traced:
-    one compiled program runs any range of any schedule. `velocity(latents, sigma)` is noise minus clean for every pass,
-    [passes, videos, tokens, channels]; it knows the noise levels of `conditions`. `draw(number)` is
-    standard normal noise of the latents' shapes, by the number of the draw since step 0."""
+    one compiled program runs any range of any schedule. Step i runs the passes choices[chosen[i]], which know the noise
+    levels of `conditions`. `draw(number)` is standard normal noise of the latents' shapes, by the number of the draw
+    since step 0."""
     own = (jnp.float32(1) if each is None else each.level_values(each.self_scale) for each in conditions)
     scale = Streams(*own)
 
-    def predict(latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
-        streams = zip(latents, velocity(latents, sigma), guidance, conditions, strict=True)
+    def predict(passes: StepPasses, latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
+        streams = zip(latents, passes.velocity(latents, sigma), passes.weights, conditions, strict=True)
         return Streams(*(guided_clean(*stream, sigma) for stream in streams))
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         levels = Levels(sigmas[index], sigmas[index + 1], scale, eta)
         draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
-        return sampler.step(latents, predict, levels, draws)
+        predictions = [partial(predict, passes) for passes in choices]
+        steps = [lambda x, guided=guided: sampler.step(x, guided, levels, draws) for guided in predictions]
+        return steps[0](latents) if len(steps) == 1 else jax.lax.switch(chosen[index], steps, latents)
 
     return jax.lax.fori_loop(start, stop, step, latents)
 

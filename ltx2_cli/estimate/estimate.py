@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ltx2_cli.chips import chip
+from ltx2_cli.chips import Chip, chip
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
-from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline
+from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline, step_over
 from ltx2_cli.estimate.phases import (
     CONNECT,
     ENCODE,
@@ -31,7 +32,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.plan.step_cost import BY_DIFFUSION, over_least, step_of
+from ltx2_cli.plan.step_cost import BY_DIFFUSION, over_least
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import Interval
 from ltx2_cli.weights.checkpoint import abbreviate
@@ -111,11 +112,12 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
-        sending, times = _sending(plan, phase, forward), stage.steps if phase in LOOPS else 1
+        sending = _sending(plan, phase, forward)
         streamed = (stage.network,) if phase in LOOPS else PHASES[phase] if phase in (ENCODE, CONNECT) else ()
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
+            times = _whole_steps(plan, stage, read, away, rates) if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
@@ -140,8 +142,18 @@ def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
     if phase not in LOOPS:
         return 0.0
     stage = stage_of(plan, phase)
-    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
-    return step.sending(stage.sharding) or 0.0
+    return step_over(plan, stage, stage.passes).sending(stage.sharding) or 0.0
+
+
+def _whole_steps(plan: Plan, stage: Stage, read: int, away: int, rates: Chip) -> float:
+    """The number of steps over all passes that take at least as long as the steps of a stage."""
+
+    def least(passes: tuple[Pass, ...]) -> float:
+        step = step_over(plan, stage, passes)
+        compute, sending = step.compute_seconds(stage.sharding, rates), step.sending(stage.sharding) or 0.0
+        return max(roofline(compute, read, sending, rates, away).values())
+
+    return sum(count * least(passes) / least(stage.passes) for passes, count in stage.pass_counts.items())
 
 
 def _expected(parts: Mapping[str, float], over_least: Interval, forward: Compiled | None) -> Interval:
@@ -279,6 +291,10 @@ def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
         "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],
         "steps": stage.steps,
+        "steps_by_passes": [
+            {"passes": [each.name.lower() for each in passes], "steps": count}
+            for passes, count in stage.pass_counts.items()
+        ],
         "memory": asdict(forward.memory) if forward else weights_alone,
         "flops": estimate.flops,
         "sent_bytes": forward.sent_bytes if forward else None,

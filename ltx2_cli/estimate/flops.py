@@ -9,6 +9,7 @@ from flax import nnx
 
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import DECODE
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.phases import INPUT_AUDIO, LOOPS, PHASES, encoded_videos, stage_of
 from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioUpsample
 from ltx2_cli.models.diffusion_decoder import ContextBlock, DiffusionDecoder
@@ -20,7 +21,8 @@ from ltx2_cli.plan.decoding import TILE_AXIS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.step_cost import matrices, step_of
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.step_cost import Step, matrices, step_of
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.published import DIFFUSION_DECODER
@@ -105,12 +107,16 @@ def vocoder_flops(vocoder: Vocoder | VocoderWithBWE, instants: int) -> int:
     return flops + 2 * instants * kernel_elements(vocoder.conv_out)
 
 
+def step_over(plan: Plan, stage: Stage, passes: tuple[Pass, ...]) -> Step:
+    """A step of a stage over these of its passes."""
+    return step_of(plan.spec, plan.arch.transformer, stage.geometry, passes, len(plan.prompts))
+
+
 def phase_flops(plan: Plan, phase: str) -> float:
-    """Operations of a phase on one device, or of a step of a denoising phase."""
+    """Operations of a phase on one device, or of a step over all passes of a denoising phase."""
     if phase in LOOPS:
         stage = stage_of(plan, phase)
-        step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
-        return step.flops(stage.sharding)
+        return step_over(plan, stage, stage.passes).flops(stage.sharding)
     if phase == DECODE:
         return sum(decoding_flops(plan))
     if phase == INPUT_AUDIO:  # one, whole on each device
@@ -120,12 +126,11 @@ def phase_flops(plan: Plan, phase: str) -> float:
 
 
 def compute_seconds(plan: Plan, phase: str, chip: Chip) -> float:
-    """The least seconds of a phase's arithmetic on one device, or of a step's in a denoising phase."""
+    """The least seconds of a phase's arithmetic on one device, or of a step's over all passes in a denoising phase."""
     if phase not in LOOPS:
         return phase_flops(plan, phase) / chip.flops
     stage = stage_of(plan, phase)
-    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
-    return step.compute_seconds(stage.sharding, chip)
+    return step_over(plan, stage, stage.passes).compute_seconds(stage.sharding, chip)
 
 
 def decoding_flops(plan: Plan) -> Streams[float]:

@@ -92,6 +92,21 @@ class DenoiserInputs(NamedTuple):
     keyframes: Mask | None = None  # bool [video tokens], true: its latent frame is one frame of pixels; None: not told
     nag: NormalizedGuidance | None = None  # of attention to the text, away from the last context; None: there is none
 
+    def of_passes(self, passes: tuple[Pass, ...]) -> "DenoiserInputs":
+        """The inputs of a forward over these passes of the inputs alone."""
+        assert self.reuse
+        if passes == (whole := self.reuse.passes):
+            return self
+        places = np.array([whole.index(each) for each in passes])
+
+        def rows(values: Mask) -> Mask:
+            by_video = values.reshape(*values.shape[:-1], -1, len(whole))
+            return by_video[..., places].reshape(*values.shape[:-1], -1)
+
+        masks = PassMasks(*(None if mask is None else rows(mask) for mask in self.masks))
+        reuse = PassReuse(passes, self.reuse.branch if Pass.PERTURBED in passes else None)
+        return self._replace(contexts=rows(self.contexts), masks=masks, reuse=reuse)
+
 
 class StreamInputs(NamedTuple):
     """Inputs that all layers of one stream share."""

@@ -9,7 +9,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.decoding import DecodePlan
 from ltx2_cli.plan.pixel_tiles import PixelTiles
-from ltx2_cli.plan.step_cost import Step
+from ltx2_cli.plan.step_cost import Step, mean_seconds
 from ltx2_cli.request.profiles import profile_names
 from ltx2_cli.request.spec import Decoder
 from ltx2_cli.request.spelling import option_name, typed
@@ -60,14 +60,16 @@ def check_reference_layout(sharding: ShardingPlan, heads: int) -> None:
         )
 
 
-def choose_layout(step: Step, together: ShardingPlan, side_by_side: ShardingPlan) -> tuple[ShardingPlan, str]:
-    """The faster layout by estimate, and a sentence with the reason. `together`: all passes of a video on each device,
-    where passes reuse work; `side_by_side`: less communication. Side by side and no sentence if both are equal, or
-    rates are unknown."""
+def choose_layout(
+    steps: Sequence[Step], together: ShardingPlan, side_by_side: ShardingPlan
+) -> tuple[ShardingPlan, str]:
+    """The layout that is faster for all steps by estimate, and a sentence with the reason. `together`: all passes of a
+    video on each device, where passes reuse work; `side_by_side`: less communication. Side by side and no sentence if
+    both are equal, or rates are unknown."""
     ways = {"together, they reuse work": together, "side by side": side_by_side}
-    times = {name: seconds for name, sharding in ways.items() if (seconds := step.seconds(sharding)) is not None}
+    times = {name: seconds for name, sharding in ways.items() if (seconds := mean_seconds(steps, sharding)) is not None}
     if together == side_by_side or not times:
         return side_by_side, ""
-    best, other = sorted(times, key=lambda name: times[name].middle)
-    took = {name: duration(seconds.middle) for name, seconds in times.items()}
+    best, other = sorted(times, key=lambda name: times[name])
+    took = {name: duration(seconds) for name, seconds in times.items()}
     return ways[best], f"{best}: about {took[best]} a step by estimate, {took[other]} {other}, {ways[other].text}"

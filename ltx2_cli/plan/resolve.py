@@ -1,13 +1,13 @@
 """`resolve(RunSpec) -> Plan`: all decisions about a run, made here alone. Reads no weights."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import jax
 
-from ltx2_cli.diffusion.denoise import Pass, needed_passes
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import LatentShape, read_noise
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
@@ -172,12 +172,12 @@ def build_plan(
     kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest, weighted)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
-    passes = needed_passes(guidance := stages.recipe_guidance(spec, arch))
-    prompts = _distinct_prompts(spec, passes)
-    step = step_of(spec, arch.transformer, sizes[0].geometry, passes, len(prompts))
+    guidance, step_passes = stages.recipe_guidance(spec, arch), stages.first_passes(spec, arch, sizes[0].geometry)
+    passes, prompts = max(step_passes, key=len), _distinct_prompts(spec, step_passes)
+    steps = [step_of(spec, arch.transformer, sizes[0].geometry, each, len(prompts)) for each in step_passes]
     side_by_side = lay(len(passes) * spec.num_videos)
     together = side_by_side if num_slices(devices) > 1 and not by else lay(spec.num_videos)  # slices share rows
-    sharding, layout = choose_layout(step, together, side_by_side)
+    sharding, layout = choose_layout(steps, together, side_by_side)
     all_stages = stages.build_stages(spec, inputs, sizes, source, sharding, together if by else sharding)
     if weighted:
         check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
@@ -218,9 +218,9 @@ def build_plan(
     )
 
 
-def _distinct_prompts(spec: RunSpec, passes: Sequence[Pass]) -> tuple[str, ...]:
+def _distinct_prompts(spec: RunSpec, steps: Sequence[Collection[Pass]]) -> tuple[str, ...]:
     """The prompt, and the negative prompt if it is another and a pass or the attention to the text reads it."""
-    reads_negative = Pass.UNCOND in passes or spec.nag_scale is not None
+    reads_negative = any(Pass.UNCOND in passes for passes in steps) or spec.nag_scale is not None
     return tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * reads_negative]))
 
 

@@ -1,5 +1,6 @@
 """Stages of a run: the clip from noise, and the upsampled clip, noised again and refined."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -49,7 +50,7 @@ class Stage:
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
-    passes: tuple[Pass, ...] = (Pass.COND,)
+    step_passes: tuple[tuple[Pass, ...], ...] = ()  # of each step; empty: the conditional one alone
     guidance: Streams[Guidance] = UNGUIDED
     stg_blocks: tuple[int, ...] = ()
     network: str = DENOISER  # or STAGE2_DENOISER
@@ -71,6 +72,17 @@ class Stage:
     def steps(self) -> int:
         """The number of denoising steps."""
         return len(self.sigmas) - 1
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """All passes; one step at least has them."""
+        return next(iter(self.pass_counts))
+
+    @property
+    def pass_counts(self) -> dict[tuple[Pass, ...], int]:
+        """The number of steps with each set of passes, that of all passes first."""
+        counts = Counter(self.step_passes) or Counter({(Pass.COND,): self.steps})
+        return dict(sorted(counts.items(), key=lambda count: [each not in count[0] for each in Pass]))
 
     @property
     def token_shapes(self) -> Streams[tuple[int, int]]:
@@ -199,18 +211,40 @@ def build_stages(
 def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, sharding: ShardingPlan) -> Stage:
     """The stage that starts from noise."""
     arch, geometry = inputs.checkpoint.arch, size.geometry
-    guidance = recipe_guidance(spec, arch)
-    if spec.sigmas is not None:
-        sigmas = np.asarray(spec.sigmas, np.float32)
-    else:
-        assert spec.num_inference_steps is not None
-        own = spec.follows_diffusers and spec.running.video
-        tokens = geometry.video_tokens if own else REFERENCE_TOKENS
-        sigmas = schedule_of(spec, arch).sigmas(spec.num_inference_steps, tokens)
-    passes, blocks = needed_passes(guidance), spec.stg_blocks or ()
+    guidance, sigmas = recipe_guidance(spec, arch), _first_sigmas(spec, arch, geometry)
+    passes, blocks = first_passes(spec, arch, geometry), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
     assert spec.sampler is not None
     return replace(_with_conditions(stage, spec, inputs), sampler=spec.sampler, eta=spec.eta)
+
+
+def _first_sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
+    """The noise levels of the first stage, float32 [steps + 1]."""
+    if spec.sigmas is not None:
+        return np.asarray(spec.sigmas, np.float32)
+    assert spec.num_inference_steps is not None
+    own = spec.follows_diffusers and spec.running.video
+    tokens = geometry.video_tokens if own else REFERENCE_TOKENS
+    return schedule_of(spec, arch).sigmas(spec.num_inference_steps, tokens)
+
+
+def first_passes(spec: RunSpec, arch: Arch, geometry: Geometry) -> tuple[tuple[Pass, ...], ...]:
+    """The passes of each step of the first stage: all that guidance needs where the noise level is in its interval,
+    elsewhere the conditional one. Of the guided steps, every n-th has those that need not be in each. Raises
+    `UsageError` for guidance without a step."""
+    passes, sigmas = needed_passes(recipe_guidance(spec, arch)), _first_sigmas(spec, arch, geometry)[:-1]
+    every = {Pass.PERTURBED: spec.stg_every, Pass.ISOLATED: spec.modality_every}
+    low, high = np.asarray(spec.guidance_interval, np.float32)
+    guided = (low <= sigmas) & (sigmas <= high)
+    if len(passes) > 1 and not guided.any():
+        levels = f"the noise levels of its {len(sigmas)} steps are {', '.join(f'{sigma:.3g}' for sigma in sigmas)}"
+        sentence = f"guidance_interval {spec.guidance_interval} has no step: {levels}"
+        raise UsageError(sentence, f"another interval; without guidance: {typed('guidance.video.guidance_scale', 1)}")
+    numbers = np.cumsum(guided) - 1  # of the guided steps
+    return tuple(
+        tuple(each for each in passes if each is Pass.COND or (inside and number % every.get(each, 1) == 0))
+        for inside, number in zip(guided, numbers, strict=True)
+    )
 
 
 def schedule_of(spec: RunSpec, arch: Arch) -> Schedule:

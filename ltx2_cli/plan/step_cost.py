@@ -173,6 +173,16 @@ class Step(NamedTuple):
         return None if None in times else sum(filter(None, times))
 
 
+def mean_seconds(steps: Sequence[Step], sharding: ShardingPlan) -> float | None:
+    """Expected seconds of a step, the mean of these; None if rates are unknown."""
+    total = 0.0
+    for step, count in Counter(steps).items():
+        if (seconds := step.seconds(sharding)) is None:
+            return None
+        total += count * seconds.middle
+    return total / len(steps)
+
+
 def over_least(chip: Chip, compute: ComputeType, phase: str = DENOISING) -> Interval:
     """Expected time of a phase on a chip, in multiples of its lower bound."""
     if compute is ComputeType.full and phase not in OVER_LEAST.keys() - {DENOISING}:

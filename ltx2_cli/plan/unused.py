@@ -92,7 +92,11 @@ DEPENDENCES = (
         "nag_scale is null",
         ("nag_scale", "11"),
     ),
-    Dependence(("stg_blocks",), _uses("stg_scale"), "stg_scale is 0"),
+    Dependence(("stg_blocks", "stg_every"), _uses("stg_scale"), "stg_scale is 0"),
+    Dependence(("modality_every",), _uses("modality_scale"), "modality_scale is 1"),
+    Dependence(
+        ("guidance_interval",), lambda request: any(_is_guided(each)(request) for each in STREAMS), "nothing guides"
+    ),
     Dependence(_guidance("video", *GUIDANCE_SCALES), lambda request: request.spec.running.video, "no video is made"),
     Dependence(_guidance("audio", *GUIDANCE_SCALES), lambda request: request.spec.running.audio, "no audio is made"),
     Dependence(_guidance("audio", *GUIDANCE_SCALES), lambda request: request.spec.audio is None, GIVEN),

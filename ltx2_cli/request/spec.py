@@ -197,6 +197,9 @@ class RunSpec:
     eta: float  # 0 to 1: its fraction of fresh noise, where it draws some
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None
+    guidance_interval: tuple[float, float]  # noise levels: steps that begin at one between them are guided
+    stg_every: int  # STG in every n-th of the guided steps, from the first
+    modality_every: int  # likewise the guidance away from the stream without its twin
     nag_scale: float | None  # of attention to the text, away from the negative prompt, without a pass; None: none
     nag_tau: float  # at most so many times a token's L1 norm
     nag_alpha: float  # 0 to 1: the fraction of the guided result

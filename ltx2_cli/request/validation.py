@@ -80,6 +80,8 @@ RANGES = {
         for name in ("guidance_scale", "stg_scale", "modality_scale")
     },
     **{f"guidance.{stream}.guidance_rescale": Range(0, 1) for stream in ("video", "audio")},
+    "stg_every": Range(1, MAX_STEPS),
+    "modality_every": Range(1, MAX_STEPS),
     "nag_scale": Range(1, MAX_SCALE),
     "nag_tau": Range(1, MAX_SCALE),
     "nag_alpha": Range(0, 1),
@@ -174,6 +176,11 @@ def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)
     if spec.second_stage.sigmas:
         yield from _wrong_sigmas(spec.second_stage.sigmas, None, "second_stage.sigmas", (0.9, 0.7, 0.4, 0))
+    low, high = spec.guidance_interval
+    if not 0 <= low <= high <= 1:
+        within = sorted(level if 0 <= level <= 1 else float(level > 1) for level in (low, high))
+        sentence = f"guidance_interval {[low, high]} is not two noise levels from 0 to 1, the lower one first"
+        yield "guidance_interval", f"{sentence}; nearest: {typed('guidance_interval', within)}"
     blocks = spec.stg_blocks or ()
     if min(blocks, default=0) < 0:
         first = typed("stg_blocks", [0])

@@ -20,6 +20,7 @@ from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
 from ltx2_cli.request.spelling import option_name
+from ltx2_cli.request.spelling import typed as spelt
 from ltx2_cli.units import duration, quantity
 
 DEFAULT_STEPS = 10  # measured steps, without --steps
@@ -43,6 +44,10 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
                 option_name, ("conditions/image", "conditions/video", "conditions/reference", "audio")
             )
             raise UsageError(sentence, f"leave out {', '.join([image, *more])} and {audio}")
+        if any(len(stage.pass_counts) > 1 for stage in plan.stages):
+            keys = {"guidance_interval": [0, 1], "stg_every": 1, "modality_every": 1}
+            alike = " ".join(spelt(key, value) for key, value in keys.items())
+            raise UsageError("steps are measured that have the same passes", alike)
         plan = check_fit(request, plan, typed)
         report.flush()
         timings, seconds = measure_steps(plan, report)

@@ -167,7 +167,9 @@ def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
 
 
 def _shape_of_stage(stage: Stage) -> list[Any]:
-    passes = [guidance_pass.name for guidance_pass in stage.passes]
+    passes: list[Any] = [guidance_pass.name for guidance_pass in stage.passes]
+    if len(stage.pass_counts) > 1:
+        passes = [[*(each.name for each in own), count] for own, count in stage.pass_counts.items()]
     mesh = f"{stage.sharding.text}, {stage.sharding.attention}"
     return [[list(shape) for shape in (*stage.shapes, *stage.token_shapes)], passes, mesh]
 

@@ -73,7 +73,10 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
         yield from (("lora", lora) for lora in spec.second_stage.lora or ())
     video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
     yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
-    passes = ", ".join(guidance_pass.name.lower() for guidance_pass in stage.passes)
+    passes = "; ".join(
+        ", ".join(each.name.lower() for each in own) + f" in {count} of them" * (len(stage.pass_counts) > 1)
+        for own, count in stage.pass_counts.items()
+    )
     other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
     steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
     yield "denoise", f"{steps}, passes: {passes}{other}"

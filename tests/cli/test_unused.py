@@ -33,6 +33,10 @@ AUDIO = {f"audio_{scale}" for scale in SCALES}
 STAGE = {value.split("=")[0] for value in LATER} | {"upsampler"}
 CASES = {
     "no guidance": ([*NEITHER, "--stg-blocks", "1", "--negative-prompt", "rain"], BLIND),
+    "nothing in some steps": (
+        [*NEITHER, *typed("guidance-interval 0.2,0.9", "set stg_every=2", "set modality_every=2")],
+        {"guidance_rescale", "audio_guidance_rescale", "guidance_interval", "stg_every", "modality_every"},
+    ),
     "no NAG": (["--set", "nag_tau=2", "--set", "nag_alpha=0.5"], {"nag_tau", "nag_alpha"}),
     "no picture": (
         [

@@ -77,3 +77,6 @@ def test_steps_of_both_stages_are_measured(
     del options[options.index("-o") : options.index("-o") + 2]
     assert run_program(monkeypatch, "bench", "run", *options, "--image", str(tmp_path / "a.png")) == 2
     assert "leave out --image" in capsys.readouterr().err
+    guided = ["--guidance-scale", "3", "--guidance-interval", "0.5,1"]
+    assert run_program(monkeypatch, "bench", "run", *options, *guided) == 2
+    assert "hint: --guidance-interval 0,1 --set stg_every=1" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, initial_latents, merge_conditions
-from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
+from ltx2_cli.diffusion.denoise import GuidanceWeights, StepPasses, denoise
 from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.request.spec import Streams
 
@@ -39,9 +39,11 @@ def ends(held: Conditions, clean: np.ndarray, noise: np.ndarray) -> np.ndarray:
     def velocity(latents: Streams, sigma: Any) -> Streams:
         return Streams(*(jnp.asarray(noise - values)[None] for values in (clean, clean)))
 
-    schedule = jnp.asarray(DISTILLED), Streams(weights, weights), jnp.int32(0), jnp.int32(len(DISTILLED) - 1)
+    steps = len(DISTILLED) - 1
+    sets, schedule = [StepPasses(velocity, Streams(weights, weights))], (jnp.asarray(DISTILLED), jnp.zeros(steps, int))
     sampling = find_sampler("euler"), lambda number: pytest.fail("it draws noise"), jnp.float32(1)
-    return np.asarray(denoise(velocity, latents, *schedule, *sampling, Streams(held, None)).video)
+    bounds = jnp.int32(0), jnp.int32(steps)
+    return np.asarray(denoise(sets, latents, *schedule, *bounds, *sampling, Streams(held, None)).video)
 
 
 @pytest.mark.parametrize("strengths", [(0.3, 0.7), (1.0, 0.0), (0.95, 1.0)])

@@ -8,6 +8,7 @@ import pytest
 from ltx2_cli.diffusion.denoise import (
     GuidanceWeights,
     Pass,
+    StepPasses,
     denoise,
     guide,
     needed_passes,
@@ -18,6 +19,7 @@ from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.request.spec import Guidance, Streams
 
 OFF = Guidance(1.0, 0.0, 1.0, 0.0)
+ALWAYS = jnp.zeros(3, int)  # the first set of passes in every step
 
 
 def test_pass_weights_equal_the_published_ones() -> None:
@@ -67,7 +69,8 @@ def test_euler_steps_equal_the_flow_in_any_ranges() -> None:
 
     def steps(latents: Streams, start: int, stop: int) -> Streams:
         sampling = find_sampler("euler"), lambda number: pytest.fail("it draws noise"), jnp.float32(1)
-        return denoise(velocity, latents, sigmas, weights, jnp.int32(start), jnp.int32(stop), *sampling)
+        bounds = jnp.int32(start), jnp.int32(stop)
+        return denoise([StepPasses(velocity, weights)], latents, sigmas, ALWAYS, *bounds, *sampling)
 
     half = steps(noise, 0, 2)
     for got, start, end in zip(half, noise, clean, strict=True):

@@ -9,7 +9,7 @@ import torch
 from diffusers.schedulers import scheduling_ltx_euler_ancestral_rf as reference
 
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, initial_latents, merge_conditions
-from ltx2_cli.diffusion.denoise import GuidanceWeights, denoise
+from ltx2_cli.diffusion.denoise import GuidanceWeights, StepPasses, denoise
 from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.request.spec import Streams
 from parity import relative_error
@@ -25,7 +25,8 @@ def ancestral(
     """The latents after ancestral Euler steps, with these draws of noise, [steps, videos, tokens, channels]."""
     bounds = jnp.int32(0), jnp.int32(stop)
     sampling = find_sampler("euler_ancestral"), lambda number: Streams(*(each[number] for each in draws)), eta
-    made = denoise(velocity, begin, jnp.asarray(SIGMAS), WEIGHTS, *bounds, *sampling, Streams(given, None))
+    sets, always = [StepPasses(velocity, WEIGHTS)], jnp.zeros(STEPS, int)
+    made = denoise(sets, begin, jnp.asarray(SIGMAS), always, *bounds, *sampling, Streams(given, None))
     return Streams(*map(np.asarray, made))
 
 

@@ -8,7 +8,7 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 
-from ltx2_cli.diffusion.denoise import MAX_STEPS, Schedule, pad_sigmas
+from ltx2_cli.diffusion.denoise import MAX_STEPS, Schedule, pad_steps
 
 PUBLISHED = Schedule(True, 1.0, 0.95, 2.05, 1024, 4096, 0.1)
 SCHEDULES = [
@@ -48,4 +48,4 @@ def test_one_step_goes_from_one_to_zero() -> None:
 
 
 def test_padded_tables_have_one_length() -> None:
-    assert {len(pad_sigmas(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}
+    assert {len(pad_steps(PUBLISHED.sigmas(steps, 4096))) for steps in (1, 8, MAX_STEPS)} == {MAX_STEPS + 1}

@@ -44,7 +44,11 @@ EIGHT_BITS = {  # their figures are in benchmarks/accuracy.md
     for weights in ("int8", "fp8")
     for compute in ("weights", "full")
 }
-NAG = {"NAG": SCALES["scale 1"] | {"nag_scale": 11.0}}
+OPTIONS: dict[str, Mapping[str, object]] = {
+    "NAG": SCALES["scale 1"] | {"nag_scale": 11.0},
+    "interval": {"guidance_interval": (0.2, 0.9)},
+    "every other step": {"stg_every": 2, "modality_every": 2},
+}
 ELSEWHERE = {"eight devices": {"sharding": "trillium"}}  # for machines that have so many
 
 
@@ -84,7 +88,7 @@ def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
     variants: Annotated[
-        str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *NAG, *ELSEWHERE, *GIVEN])}.")
+        str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *OPTIONS, *ELSEWHERE, *GIVEN])}.")
     ] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
@@ -99,7 +103,7 @@ def shown_of(name: str, count: int, checkpoint: str) -> dict[str, float]:
     """Of so many clips that are asked for in this way the share that shows each attribute of its prompt, and how wide
     edges are."""
     scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
-    request = {"checkpoint": checkpoint, **(VARIANTS | EIGHT_BITS | NAG | ELSEWHERE)[name]}
+    request = {"checkpoint": checkpoint, **(VARIANTS | EIGHT_BITS | OPTIONS | ELSEWHERE)[name]}
     seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
     return shares(scenes, seen, [OPEN - caption.stated for caption in captions]) | edge_of(seen)
 
