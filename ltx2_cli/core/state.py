@@ -49,11 +49,11 @@ def clean_videos(plan: Plan, phase: int, batch: int) -> int:
 
 
 def later_steps(plan: Plan, phase: int) -> float:
-    """The denoising after a phase, in steps of that phase; the work of a step is tokens times passes."""
+    """The denoising after a phase, in steps of that phase; the work of a forward is tokens times passes."""
 
-    def work(stage: Stage) -> int:
-        passes = sum(count * len(passes) for passes, count in stage.pass_counts.items())
-        return passes * (stage.geometry.video_tokens + stage.geometry.audio_frames)
+    def work(stage: Stage) -> float:
+        passes = sum(count * len(passes) for passes, count in stage.pass_counts.items()) / stage.steps
+        return passes * stage.forwards * (stage.geometry.video_tokens + stage.geometry.audio_frames)
 
     later = [phase.stage for phase in plan.phases[phase + 1 :] if isinstance(phase, Denoise)]
     stage = plan.phases[phase].stage

@@ -150,8 +150,11 @@ def denoise(
         streams = zip(latents, passes.velocity(latents, sigma), passes.weights, conditions, strict=True)
         return Streams(*(guided_clean(*stream, sigma) for stream in streams))
 
+    def hold(latents: Streams[jax.Array]) -> Streams[jax.Array]:
+        return Streams(*(held(*stream) for stream in zip(latents, conditions, strict=True)))
+
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
-        levels = Levels(sigmas[index], sigmas[index + 1], scale, eta)
+        levels = Levels(sigmas[index], sigmas[index + 1], scale, eta, hold)
         draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
         predictions = [partial(predict, passes) for passes in choices]
         steps = [lambda x, guided=guided: sampler.step(x, guided, levels, draws) for guided in predictions]
@@ -170,8 +173,14 @@ def guided_clean(
     """The clean value of one stream: x0 = x − σ·v for every pass, guided. The x0 of a condition token is drawn to its
     clean value by its strength; with its own σ in x0 it stays on the way there."""
     own_sigma = sigma if conditions is None else sigma * conditions.level_values(conditions.x0_scale)
-    clean = guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights)
-    if conditions is not None:
-        strength = conditions.level_values(conditions.strength)
-        clean = (1 - strength) * clean + strength * conditions.clean
-    return clean
+    return held(guide(noisy - own_sigma * velocities.astype(noisy.dtype), weights), conditions)
+
+
+def held(
+    values: Float[jax.Array, "videos tokens channels"], conditions: Conditions | None
+) -> Float[jax.Array, "videos tokens channels"]:
+    """`values` with condition tokens drawn to their clean values by their strength."""
+    if conditions is None:
+        return values
+    strength = conditions.level_values(conditions.strength)
+    return (1 - strength) * values + strength * conditions.clean

@@ -15,12 +15,13 @@ Predict = Callable[[Latents, jax.Array], Latents]  # latents at a noise level to
 
 
 class Levels(NamedTuple):
-    """The noise levels of a step and its fraction of fresh noise, traced."""
+    """The noise levels of a step and its fraction of fresh noise, traced, and what conditions fix."""
 
     sigma: jax.Array  # of the latents
     following: jax.Array  # to which the step leads
     scale: Streams[jax.Array]  # the factor of both for each token, a scalar or [tokens, 1]; 0: of a whole condition
-    eta: jax.Array  # 0: no fresh noise, 1: as much as the level allows
+    eta: jax.Array  # 0: no fresh noise, 1: as much as the sampler draws
+    hold: Callable[[Latents], Latents]  # draws condition tokens to their clean values by their strength
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Sampler:
 
     step: Callable[[Latents, Predict, Levels, Sequence[Latents]], Latents]
     draws: int = 0
+    forwards: int = 1  # in a step
+    at_end: int = 0  # more of them in the step to level 0
 
 
 def find_sampler(name: str) -> Sampler:

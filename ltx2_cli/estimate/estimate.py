@@ -108,7 +108,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     compiled = [program for program in programs if isinstance(program, Compiled)]
     stages, warnings, seconds, expected = [], dict.fromkeys(plan.warnings), {}, {}
     forwards = {LOOPS[program.stage]: program for program in compiled if program.name.startswith(FORWARD)}
-    for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a step
+    for phase, formula in uncompiled.items():  # the seconds are the least, of a denoising phase those of a forward
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
@@ -117,7 +117,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            times = _whole_steps(plan, stage, read, away, rates) if phase in LOOPS else 1
+            times = _whole_forwards(plan, stage, read, away, rates) if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
@@ -145,15 +145,16 @@ def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
     return step_over(plan, stage, stage.passes).sending(stage.sharding) or 0.0
 
 
-def _whole_steps(plan: Plan, stage: Stage, read: int, away: int, rates: Chip) -> float:
-    """The number of steps over all passes that take at least as long as the steps of a stage."""
+def _whole_forwards(plan: Plan, stage: Stage, read: int, away: int, rates: Chip) -> float:
+    """The number of forwards over all passes that take at least as long as the forwards of a stage."""
 
     def least(passes: tuple[Pass, ...]) -> float:
         step = step_over(plan, stage, passes)
         compute, sending = step.compute_seconds(stage.sharding, rates), step.sending(stage.sharding) or 0.0
         return max(roofline(compute, read, sending, rates, away).values())
 
-    return sum(count * least(passes) / least(stage.passes) for passes, count in stage.pass_counts.items())
+    steps = sum(count * least(passes) / least(stage.passes) for passes, count in stage.pass_counts.items())
+    return steps / stage.steps * stage.forwards
 
 
 def _expected(parts: Mapping[str, float], over_least: Interval, forward: Compiled | None) -> Interval:
@@ -291,6 +292,7 @@ def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
         "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],
         "steps": stage.steps,
+        "forwards": stage.forwards,
         "steps_by_passes": [
             {"passes": [each.name.lower() for each in passes], "steps": count}
             for passes, count in stage.pass_counts.items()

@@ -35,7 +35,7 @@ from ltx2_cli.parallel.devices import (
     host_memory,
 )
 from ltx2_cli.parallel.mesh import divisors
-from ltx2_cli.plan.recipe import ONE_STAGE, TWO_STAGE, complete_request
+from ltx2_cli.plan.recipe import HQ, ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request import spelling
@@ -282,7 +282,7 @@ class Suggestions:
     def other_networks(self) -> Iterator[Alternative]:
         """Alternatives with fewer networks: no second stage, then the demo."""
         spec = self.request.spec
-        if spec.recipe == TWO_STAGE:
+        if spec.recipe in (TWO_STAGE, HQ):
             left_open = {key: vars(spec)[key] for key in RECIPE_KEYS}
             yield Alternative({**left_open, "recipe": ONE_STAGE}, {"recipe": ONE_STAGE})
         if spec.model != DEMO:

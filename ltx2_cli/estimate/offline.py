@@ -128,9 +128,9 @@ def search_meshes(plan: Plan, devices: Sequence[jax.Device], report: Report) -> 
 
 def _cost(candidate: Estimate) -> tuple[float, int, int]:
     """Sort key, best first: denoising time (2 digits), bytes sent, peak memory."""
-    steps = sum(stage.stage.steps * stage.expected_seconds.low for stage in candidate.stages if stage.expected_seconds)
+    times = [stage.stage.forwards * stage.expected_seconds.low for stage in candidate.stages if stage.expected_seconds]
     forward = candidate.compiled[0]
-    return float(f"{steps:.2g}"), forward.sent_bytes, forward.memory.peak_bytes
+    return float(f"{sum(times):.2g}"), forward.sent_bytes, forward.memory.peak_bytes
 
 
 def meshes(plan: Plan, devices: Sequence[jax.Device]) -> Iterator[Plan]:

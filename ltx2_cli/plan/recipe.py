@@ -19,7 +19,7 @@ from ltx2_cli.request.validation import random_seed
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
-ONE_STAGE, TWO_STAGE, DISTILLED = "one_stage", "two_stage", "distilled"
+ONE_STAGE, TWO_STAGE, HQ, DISTILLED = "one_stage", "two_stage", "hq", "distilled"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 NOT_DISTILLED = {"dev", "undistilled"}
 
@@ -105,8 +105,8 @@ def makes_few_steps(spec: RunSpec, arch: Arch) -> bool:
 
 
 def by_lora(spec: RunSpec) -> bool:
-    """Whether a LoRA of the request distils the model."""
-    return any(strength and says_distilled(name) for name, strength in map(parse_lora, spec.lora))
+    """Whether a LoRA of the request distils the model: at half its strength or more. The recipe `hq` has a quarter."""
+    return any(strength >= 0.5 and says_distilled(name) for name, strength in map(parse_lora, spec.lora))
 
 
 def says_distilled(*names: str) -> bool | None:

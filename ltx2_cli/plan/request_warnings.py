@@ -15,9 +15,11 @@ from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
     DISTILLED,
+    HQ,
     ONE_STAGE,
     TWO_STAGE,
     makes_few_steps,
+    says_distilled,
 )
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.profiles import recipe_defaults
@@ -81,8 +83,12 @@ def condition_remarks(spec: RunSpec, videos: Sequence[Video], audio: Audio | Non
 
 def request_warnings(spec: RunSpec) -> Iterator[str]:
     """Sentences on a recipe that the request cannot use, and on LoRAs with unusual strengths or named twice."""
-    if not spec.running.video and spec.recipe == TWO_STAGE:
-        yield f"the recipe `two_stage` makes one stage, there is no video to upsample: no {option_name('recipe')}"
+    if spec.recipe == HQ and not any(says_distilled(name) for name, _ in map(parse_lora, spec.lora)):
+        wanted = " ".join(typed("lora", [lora]) for lora in (*spec.lora, *(spec.second_stage.lora or ())))
+        if spec.second_stage.lora:
+            yield f"the recipe `hq` has the LoRA that distills the model also in its first stage: {wanted}"
+    if not spec.running.video and spec.recipe in (TWO_STAGE, HQ):
+        yield f"the recipe `{spec.recipe}` makes one stage, there is no video to upsample: no {option_name('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
         for name, strength in parsed:

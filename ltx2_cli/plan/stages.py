@@ -12,6 +12,7 @@ from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
 from ltx2_cli.diffusion.denoise import Pass, Schedule, needed_passes
 from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
 from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentShape, file_shapes, token_shapes
+from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
@@ -24,12 +25,12 @@ from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_vide
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
 
-REFERENCE_TOKENS = 4096
+REFERENCE_TOKENS = 4096  # of a schedule by the clip's tokens, where there is no video
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 NO_SLICES: Streams[tuple[ConditionSlice, ...]] = Streams((), ())
 NEITHER = Streams(False, False)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
-EULER = "euler"  # the usual sampler, and that of a second stage
+EULER = "euler"  # the usual sampler
 
 
 class StageSize(NamedTuple):
@@ -83,6 +84,12 @@ class Stage:
         """The number of steps with each set of passes, that of all passes first."""
         counts = Counter(self.step_passes) or Counter({(Pass.COND,): self.steps})
         return dict(sorted(counts.items(), key=lambda count: [each not in count[0] for each in Pass]))
+
+    @property
+    def forwards(self) -> int:
+        """The number of the denoiser's forwards in all steps."""
+        sampler, ends = find_sampler(self.sampler), self.steps and self.sigmas[-1] == 0
+        return self.steps * sampler.forwards + (sampler.at_end if ends else 0)
 
     @property
     def token_shapes(self) -> Streams[tuple[int, int]]:
@@ -223,8 +230,8 @@ def _first_sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
     if spec.sigmas is not None:
         return np.asarray(spec.sigmas, np.float32)
     assert spec.num_inference_steps is not None
-    own = spec.follows_diffusers and spec.running.video
-    tokens = geometry.video_tokens if own else REFERENCE_TOKENS
+    own = geometry.video_tokens if spec.running.video else REFERENCE_TOKENS
+    tokens = own if spec.schedule_tokens is None else spec.schedule_tokens
     return schedule_of(spec, arch).sigmas(spec.num_inference_steps, tokens)
 
 
@@ -269,6 +276,8 @@ def _second_stage(
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
         source=source,
         keep_audio=bool(spec.second_stage.keep_audio),
+        sampler=spec.second_stage.sampler or EULER,
+        eta=spec.eta,
     )
     return _with_conditions(stage, spec, inputs)
 

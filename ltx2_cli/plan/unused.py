@@ -29,7 +29,7 @@ class Dependence(NamedTuple):
 
 
 STREAMS, GUIDANCE_SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
-SECOND_STAGE = ("upsampler", "lora", "keep_audio", "temporal_upsample")
+SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "temporal_upsample")
 GIVEN = "the audio is given"
 
 
@@ -76,7 +76,11 @@ DEPENDENCES = (
     ),
     Dependence(
         ("eta",),
-        lambda request: request.from_latents or bool(find_sampler(request.spec.sampler or "").draws),
+        lambda request: any(
+            find_sampler(name).draws
+            for name in (None if request.from_latents else request.spec.sampler, request.spec.second_stage.sampler)
+            if name
+        ),
         "the sampler draws no noise",
         ("sampler", "euler_ancestral"),
     ),

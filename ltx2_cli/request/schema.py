@@ -29,7 +29,8 @@ def settings_schema() -> Schema:
     shorthand = {"type": "string", "examples": [AUTO, *profile_names("sharding")]}
     keys["sharding"] = {"description": "the hardware profile, or its values", "anyOf": [shorthand, keys["sharding"]]}
     keys["model"]["examples"] = profile_names("model")
-    keys["sampler"]["enum"] = [None, *sampler_names()]
+    for section in (keys, keys["second_stage"]["properties"]):
+        section["sampler"]["enum"] = [None, *sampler_names()]
     for name, key in NAMES.items():
         if name not in keys:
             *sections, last = key.split(".")

@@ -99,6 +99,7 @@ class SecondStageSpec:
     upsampler: str | None  # file, folder or REPO[/FILE]; None also: the one in the checkpoint's folder
     lora: tuple[str, ...] | None  # added to `lora` for this stage
     sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
+    sampler: str | None  # None also: Euler steps
     keep_audio: bool | None  # take the audio of the first stage
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
@@ -193,7 +194,8 @@ class RunSpec:
     # how to denoise; None: the recipe's value
     num_inference_steps: int | None
     sigmas: tuple[float, ...] | None  # noise levels from at most 1 down to 0; None: from the schedule
-    sampler: str | None  # of the first stage; the second one goes by Euler steps
+    schedule_tokens: int | None  # of video, for which the schedule shifts its noise levels; None: the first stage's own
+    sampler: str | None  # of the first stage
     eta: float  # 0 to 1: its fraction of fresh noise, where it draws some
     guidance: GuidanceSpec
     stg_blocks: tuple[int, ...] | None

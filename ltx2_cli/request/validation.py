@@ -73,6 +73,7 @@ RANGES = {
     "image_strength": Range(0, 1),
     "reference_strength": Range(0, 1),
     "num_inference_steps": Range(1, MAX_STEPS),
+    "schedule_tokens": Range(1, 10**9),
     "eta": Range(0, 1),
     **{
         f"guidance.{stream}.{name}": Range(-MAX_SCALE, MAX_SCALE)
@@ -164,10 +165,12 @@ def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
     if spec.dtype is DType.float32 and spec.weights is not WeightType.auto:
         half, same = typed("dtype", "bfloat16"), typed("weights", "auto")
         yield "weights", f"weights {spec.weights} are less exact than dtype float32; nearest: {half}, or {same}"
-    if spec.sampler is not None and spec.sampler not in (known := sampler_names()):
-        (nearest,) = get_close_matches(spec.sampler, known, 1, cutoff=0)
-        names = ", ".join(f"`{name}`" for name in known)
-        yield "sampler", f"unknown sampler `{spec.sampler}`, known are {names}; nearest: {typed('sampler', nearest)}"
+    known = sampler_names()
+    for key, sampler in (("sampler", spec.sampler), ("second_stage.sampler", spec.second_stage.sampler)):
+        if sampler is not None and sampler not in known:
+            (nearest,) = get_close_matches(sampler, known, 1, cutoff=0)
+            names = ", ".join(f"`{name}`" for name in known)
+            yield key, f"unknown sampler `{sampler}`, known are {names}; nearest: {typed(key, nearest)}"
     if spec.offload is Offload.layers and not spec.scan_layers:
         scanned, resident = typed("scan_layers", value=True), typed("offload", "none")
         sentence = "offload layers copies a layer in each turn of a loop, and scan_layers false has no loop"

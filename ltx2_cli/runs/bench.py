@@ -18,6 +18,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import Request, Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.plan.stages import EULER
 from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
 from ltx2_cli.request.spelling import option_name
 from ltx2_cli.request.spelling import typed as spelt
@@ -48,6 +49,8 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
             keys = {"guidance_interval": [0, 1], "stg_every": 1, "modality_every": 1}
             alike = " ".join(spelt(key, value) for key, value in keys.items())
             raise UsageError("steps are measured that have the same passes", alike)
+        if any(stage.forwards > stage.steps for stage in plan.stages):
+            raise UsageError("steps are measured that have one forward", spelt("sampler", EULER))
         plan = check_fit(request, plan, typed)
         report.flush()
         timings, seconds = measure_steps(plan, report)

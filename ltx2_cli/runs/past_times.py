@@ -26,7 +26,7 @@ from ltx2_cli.core.report import COMPILE, DECODE, DENOISE, WRITE, Timings
 from ltx2_cli.errors import RunError
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import EULER, Stage
 from ltx2_cli.request.profiles import user_cache
 from ltx2_cli.request.spec import NO_CACHE
 from ltx2_cli.units import duration
@@ -170,7 +170,7 @@ def _shape_of_stage(stage: Stage) -> list[Any]:
     passes: list[Any] = [guidance_pass.name for guidance_pass in stage.passes]
     if len(stage.pass_counts) > 1:
         passes = [[*(each.name for each in own), count] for own, count in stage.pass_counts.items()]
-    mesh = f"{stage.sharding.text}, {stage.sharding.attention}"
+    mesh = f"{stage.sharding.text}, {stage.sharding.attention}" + f", {stage.sampler}" * (stage.sampler != EULER)
     return [[list(shape) for shape in (*stage.shapes, *stage.token_shapes)], passes, mesh]
 
 

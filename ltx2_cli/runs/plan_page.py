@@ -75,27 +75,29 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
     yield from columns([*request_rows(estimate.plan, estimate.memory), *warnings])
     yield from ("", *_memory(estimate))
     names = [f", stage {number}" for number in range(1, len(estimate.stages) + 1)] if estimate.stages[1:] else [""]
+    once = [stage.stage.forwards == stage.stage.steps for stage in estimate.stages]
+    timed = [("step" if single else "forward") + name for single, name in zip(once, names, strict=True)]
     for number, name in enumerate(names):
         yield from ("", f"one forward of a device{name}", *_forward(estimate, number))
     if estimate.expected_seconds and not estimate.unmeasured:
         yield from ("", "expected time, not measured on hardware")
-        steps = zip(names, estimate.stages, strict=True)
-        rows = [(f"  step{name}", stage.expected_seconds.text, "") for name, stage in steps if stage.expected_seconds]
+        steps = zip(timed, estimate.stages, strict=True)
+        rows = [(f"  {name}", stage.expected_seconds.text, "") for name, stage in steps if stage.expected_seconds]
         each = ", ".join(f"{phase} {time.text}" for phase, time in estimate.expected_phase_seconds.items())
         yield from columns([*rows, ("  clip", estimate.expected_seconds.text, each)], right=(1,))
     if estimate.expected_seconds:
         yield from ("", f"least time: {ROOFLINE if estimate.unmeasured else 'no run is faster'}")
         rows = []
-        for name, stage in zip(names, estimate.stages, strict=True):
+        for name, stage in zip(timed, estimate.stages, strict=True):
             parts = (stage.roofline_seconds or {}).items()
-            rows.append((f"  step{name}", duration(stage.seconds_per_step or 0), _durations(parts)))
+            rows.append((f"  {name}", duration(stage.seconds_per_step or 0), _durations(parts)))
         phases = estimate.phase_seconds
         rows.append(("  clip", duration(sum(phases.values())), _durations(phases.items())))
         yield from columns(rows, right=(1,))
         yield from (f"  if {assumption}" for assumption in assumptions(estimate.plan))
-    for name, stage in zip(names, estimate.stages, strict=True):
+    for name, stage in zip(timed, estimate.stages, strict=True):
         if stage.forward and (cycles := stage.forward.cycles) and stage.roofline_seconds:
-            yield from ("", *_cycles(f"step{name}", cycles, stage.roofline_seconds["compute"]))
+            yield from ("", *_cycles(name, cycles, stage.roofline_seconds["compute"]))
     yield from _others(estimate.compiled)
 
 

@@ -79,6 +79,7 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     )
     other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
     steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
+    steps += f", {stage.forwards} forwards" * (stage.forwards > stage.steps)
     yield "denoise", f"{steps}, passes: {passes}{other}"
 
 

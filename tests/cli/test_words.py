@@ -72,7 +72,9 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "lora": [":0.8"],
     "max_sequence_length": 0,
     "vae_memory_gb": 0,
+    "schedule_tokens": 0,
     "second_stage.upsampler": "",
+    "second_stage.sampler": "eular",
     "second_stage.sigmas": [1.0],
     "model_name": "a/b",
     "save_latents": "",
@@ -144,7 +146,7 @@ def options_of(command: str) -> set[str]:
 
 def strangers(command: str, words: list[str], message: str) -> list[str]:
     """Options in a message that are none of the command's, of another command that it names, of pip, or typed."""
-    message = message.replace(install_command("[tpu]"), "")
+    message = re.sub(r"\S+ …", "", message.replace(install_command("[tpu]"), ""))  # a long message is cut in the middle
     for word in sorted(words, key=len, reverse=True):
         message = message.replace(word, "").replace(shlex.quote(word), "")
     found = list[str]()

@@ -1,4 +1,4 @@
-"""Clips by ancestral Euler: each step's noise is the video's own, whatever is beside it and wherever it stopped."""
+"""Clips by samplers that draw noise: it is the video's own, whatever is beside it and wherever it stopped."""
 
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from ltx2_cli.core.stage_programs import stage_programs
 from program import run_program, signal_at
 
 SIZE = {"--height": "64", "--width": "64", "--steps": "3", "--seed": "4"}
-ANCESTRAL = ["--sampler", "euler_ancestral"]
+SAMPLERS = {  # options, and the samplers of both stages; the first alone is a draft
+    "euler_ancestral": (["--sampler", "euler_ancestral", "--draft"], ["euler_ancestral", None]),
+    "res_2s": (["--sampler", "res_2s", "--set", "second_stage.sampler=res_2s"], ["res_2s", "res_2s"]),
+}
 
 
 def _error(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -28,20 +31,23 @@ def asked(two_stages: list[str]) -> list[str]:
     return ["generate", *options]
 
 
-def test_ancestral_noise_is_of_the_video_alone(
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_fresh_noise_is_of_the_video_alone(
+    sampler: str,
     asked: list[str],
     compilations: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that is stopped in the middle of the ancestral stage and goes on ends in the same bytes; another seed and
+    """A run that is stopped in the middle of the first stage and goes on ends in the same bytes; another seed and
     share of noise compile nothing; eight devices with two videos at once make the same; a record asks for the same."""
     monkeypatch.chdir(tmp_path)
+    by, samplers = SAMPLERS[sampler]
 
     def make(name: str, *options: str, code: int = 0) -> dict:
-        draft = ["--draft", "--save-latents", f"{name}.safetensors"]
-        assert run_program(monkeypatch, *asked, *ANCESTRAL, *draft, *options) == code
+        files = ["--save-latents", f"{name}.safetensors", *([] if "--draft" in by else ["-o", f"{name}.mp4"])]
+        assert run_program(monkeypatch, *asked, *by, *files, *options) == code
         return load_file(f"{name}.safetensors") if Path(f"{name}.safetensors").exists() else {}
 
     whole = make("whole")
@@ -65,7 +71,7 @@ def test_ancestral_noise_is_of_the_video_alone(
     capsys.readouterr()
     assert run_program(monkeypatch, *asked, "--dry-run", "--config", "whole.safetensors") == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("denoise")]
-    assert ["sampler euler_ancestral" in row for row in shown] == [True, False]
+    assert [row.partition("sampler ")[2].partition(",")[0] or None for row in shown] == samplers
 
 
 def test_noise_is_drawn_behind_the_grid_too(checkpoint: Checkpoint, tmp_path: Path) -> None:
