@@ -48,6 +48,8 @@ OPTIONS: dict[str, Mapping[str, object]] = {
     "NAG": SCALES["scale 1"] | {"nag_scale": 11.0},
     "interval": {"guidance_interval": (0.2, 0.9)},
     "every other step": {"stg_every": 2, "modality_every": 2},
+    "res_2s": {"sampler": "res_2s", "num_inference_steps": 10},
+    "hq": {"recipe": "hq", "height": 256, "width": 256},
 }
 ELSEWHERE = {"eight devices": {"sharding": "trillium"}}  # for machines that have so many
 
