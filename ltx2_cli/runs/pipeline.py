@@ -1,24 +1,34 @@
 """The library by the names that diffusers has: `LTX2.from_pretrained(model)(prompt=...)`."""
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from jaxtyping import Float
 from PIL import Image
 
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.join import finished_clips
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import SILENT, run
+from ltx2_cli.core.run import SILENT, START, advance, run, with_contexts
+from ltx2_cli.core.state import all_latents, ignore_progress, missing_contexts
+from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.fit import Request, check_fit, in_python, load
+from ltx2_cli.media.clip import Media
+from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.plan.resolve import resolve
+from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import Streams
+from ltx2_cli.weights.load import load_weights
 
 SCALES = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
 ARGUMENTS = {  # of a request, by the arguments of diffusers' pipelines
@@ -50,6 +60,16 @@ class LTX2Output(NamedTuple):
     seed: int  # of the first video; the next has the next one
 
 
+class ClipLatents(NamedTuple):
+    """Clean latents of clips, of the shapes and at the scale of diffusers' `output_type="latent"`."""
+
+    video: Float[np.ndarray, "videos channels frames height width"]
+    audio: Float[np.ndarray, "videos channels frames mels"]
+
+
+TextContexts = Mapping[str, Streams[Float[np.ndarray, "prompts tokens width"]]]
+
+
 @dataclass
 class LTX2:
     """A model that makes clips. `values` are keys of each request; networks that `keep_resident` keeps stay loaded."""
@@ -71,17 +91,84 @@ class LTX2:
         `generator` (a seed, or a torch.Generator, of which the seed is read), and `image` (a path, or a PIL image), the
         first frame; what is left out or None is the model's. Raises `UsageError` for unknown arguments and wrong
         values, `DoesNotFitError` before anything is loaded."""
+        with self._planned({"prompt": prompt, **arguments}) as (plan, components):
+            return _output(plan, run(plan, components, self.report))
+
+    def encode(self, prompt: str, **arguments: object) -> TextContexts:
+        """What the denoiser reads of the prompt, and of the negative prompt where a pass does, by the connectors that
+        made it: `connectors`, and `refiner_connectors` if a LoRA of the second stage changes these. Arguments and
+        errors are those of a call."""
+        with self._planned({"prompt": prompt, **arguments}) as (plan, components):
+            return with_contexts(plan, components, START, self.report).contexts
+
+    def denoise(self, prompt: str, contexts: TextContexts | None = None, **arguments: object) -> ClipLatents:
+        """The clean latents of the clips that a call with these arguments decodes. `contexts`, as `encode` gives them,
+        take the place of the prompt's. Raises `UsageError` for contexts of other shapes, and as a call."""
+        with self._planned({"prompt": prompt, **arguments}) as (plan, components):
+            start = replace(START, contexts=_checked(plan, contexts) if contexts else {})
+            state = advance(plan, components, start, len(plan.phases), self.report, ignore_progress)
+            clean = zip(all_latents(state), _statistics(plan), strict=True)
+            return ClipLatents(*from_tokens(Streams(*(x * std + mean for x, (mean, std) in clean)), plan.latent_shapes))
+
+    def decode(self, latents: ClipLatents, frame_rate: float | None = None, generator: object = None) -> LTX2Output:
+        """The clips of clean latents, as `denoise` gives them, whatever their size. The seed that is or was `generator`
+        draws the noise of a diffusion decoder. Raises `UsageError` for latents that are not of this model, or of this
+        rate."""
+        arch = resolve(read_spec({**self.values, "prompt": "a"})).arch
+        videos, _, *size = latents.video.shape
+        asked = dict(zip(("num_frames", "height", "width"), arch.compression.clip_size(*size), strict=True))
+        given = {"prompt": "a", "frame_rate": frame_rate, "generator": generator, **asked}
+        given |= {"num_videos_per_prompt": videos}
+        with self._planned(given) as (plan, components):
+            for name, stream, shape in zip(Streams._fields, latents, plan.latent_shapes, strict=True):
+                if (found := stream.shape) != (wanted := (videos, *shape[1:])):
+                    hint = "at the `frame_rate` of the clip" if name == "audio" else "from this model"
+                    raise UsageError(f"the {name} latents are {found}, not {wanted}", hint)
+            scaled = zip(to_tokens(Streams(*latents)), _statistics(plan), strict=True)
+            tokens = Streams(*(((x - mean) / std).astype(np.float32) for x, (mean, std) in scaled))
+            return _output(plan, finished_clips(plan, tokens, plan.seeds, components, self.report))
+
+    @contextmanager
+    def _planned(self, arguments: Mapping[str, object]) -> Iterator[tuple[Plan, Components]]:
+        """The plan of a call, and the networks for it."""
         with TemporaryDirectory() as folder:
-            given = {"prompt": prompt, **arguments}
-            plan = resolve(read_spec({**self.values, **_translated(given, Path(folder))}))
+            plan = resolve(read_spec({**self.values, **_translated(arguments, Path(folder))}))
             if self.components is None:
                 self.components = load(plan)
             else:
                 check_fit(Request(plan.spec, find_devices()), plan, in_python)
                 self.components.adopt(plan)
-            media = [*run(plan, self.components, self.report)]
-        frames, audio = (np.stack([getattr(clip, name) for clip in media]) for name in ("frames", "waveform"))
-        return LTX2Output(frames, audio.swapaxes(1, 2), media[0].fps, media[0].sample_rate, plan.seeds[0])
+            yield plan, self.components
+
+
+def _output(plan: Plan, clips: Iterable[Media]) -> LTX2Output:
+    media = [*clips]
+    frames, audio = (np.stack([getattr(clip, name) for clip in media]) for name in ("frames", "waveform"))
+    return LTX2Output(frames, audio.swapaxes(1, 2), media[0].fps, media[0].sample_rate, plan.seeds[0])
+
+
+def _checked(plan: Plan, contexts: TextContexts) -> TextContexts:
+    """Contexts of the shapes that a plan reads. Raises `UsageError` for others."""
+    for name in missing_contexts(plan, START):
+        found = Streams(*(x.shape for x in contexts[name])) if name in contexts else None
+        if found != (wanted := Streams(*(x.shape for x in abstract_contexts(plan)))):
+            hint = "from `encode` with the same arguments"
+            raise UsageError(f"the contexts of `{name}` are {found and tuple(found)}, not {tuple(wanted)}", hint)
+    return contexts
+
+
+def _statistics(plan: Plan) -> Streams[tuple[Any, Any]]:
+    """The mean and spread of each feature of the tokens, by which latents are scaled for the denoiser; of a stream that
+    is not made 0 and 1."""
+
+    def read(name: str, made: bool) -> tuple[Any, Any]:
+        if not made:
+            return 0, 1
+        module, files = plan.network(name).statistics, plan.checkpoint.files[name]
+        loaded = load_weights(module, files, lambda _: plan.sharding.replicated)
+        return to_host(loaded.mean[...]), to_host(loaded.std[...])
+
+    return Streams(read(plan.video_decoder, plan.running.video), read("audio_vae", plan.running.audio))
 
 
 def _translated(arguments: Mapping[str, object], folder: Path) -> dict[str, object]:

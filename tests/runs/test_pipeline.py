@@ -43,12 +43,16 @@ def test_a_call_makes_the_clips_of_its_request(tmp_path: Path, monkeypatch: pyte
     assert np.abs(two.frames[1].astype(int) - made.frames[0]).max() <= 2  # seed 7, with another in one batch
 
 
-def test_the_example_of_the_documentation_makes_a_clip(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_documentation_make_clips(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs/library.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "from_pretrained" in code)
+    codes = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "from_pretrained" in code]
     small = "num_frames=9, height=64, width=64, num_inference_steps=2"
-    exec(compile(code.replace("num_frames=49", small), "library.md", "exec"), {})
-    assert capsys.readouterr().out == "(1, 9, 64, 64, 3) (1, 2, 15840) 48000 7\n"
+    for code in codes:
+        exec(compile(code.replace("num_frames=49", small), "library.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "(1, 9, 64, 64, 3) (1, 2, 15840) 48000 7",
+        "(2, 32, 128) (1, 32, 2, 2, 2) (1, 2, 9, 16) (1, 9, 64, 64, 3)",
+    ]
 
 
 def test_wrong_words_are_refused() -> None:
