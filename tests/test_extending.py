@@ -155,7 +155,7 @@ def test_a_new_sampler_takes_one_file(
         return Streams(*(each - 2 * each for each in latents))
 
     token = jnp.ones((1, 1, 1))
-    one, levels = Streams(token, token), Levels(1.0, 0.9, Streams(1.0, 1.0), 1.0)
+    one, levels = Streams(token, token), Levels(1.0, 0.9, Streams(1.0, 1.0), 1.0, lambda x: x)
     ends = [find_sampler(name).step(one, predict, levels, []).video.item() for name in ("midpoint", "euler")]
     errors = [abs(end - 0.81) for end in ends]
     assert errors[0] < errors[1] / 10

@@ -156,9 +156,14 @@ def denoise(
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
         levels = Levels(sigmas[index], sigmas[index + 1], scale, eta, hold)
         draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
-        predictions = [partial(predict, passes) for passes in choices]
-        steps = [lambda x, guided=guided: sampler.step(x, guided, levels, draws) for guided in predictions]
-        return steps[0](latents) if len(steps) == 1 else jax.lax.switch(chosen[index], steps, latents)
+        if len(choices) == 1:
+            return sampler.step(latents, partial(predict, choices[0]), levels, draws)
+        # Loops of one turn or none: libtpu 0.0.42 had not compiled branches in 15 minutes, of `--offload layers`.
+        for number, passes in enumerate(choices):
+            guided = partial(predict, passes)
+            turns = jnp.int32(chosen[index] == number)
+            latents = jax.lax.fori_loop(0, turns, lambda _, x, by=guided: sampler.step(x, by, levels, draws), latents)
+        return latents
 
     return jax.lax.fori_loop(start, stop, step, latents)
 

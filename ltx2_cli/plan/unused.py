@@ -76,10 +76,11 @@ DEPENDENCES = (
     ),
     Dependence(
         ("eta",),
-        lambda request: any(
-            find_sampler(name).draws
-            for name in (None if request.from_latents else request.spec.sampler, request.spec.second_stage.sampler)
-            if name
+        lambda request: (
+            request.from_latents
+            or any(
+                name and find_sampler(name).draws for name in (request.spec.sampler, request.spec.second_stage.sampler)
+            )
         ),
         "the sampler draws no noise",
         ("sampler", "euler_ancestral"),

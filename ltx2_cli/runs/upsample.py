@@ -9,7 +9,9 @@ from pathlib import Path
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
+from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.stages import EULER
 from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option_name, short_name, typed
@@ -45,9 +47,6 @@ def upsample_clips(
             )
         if any("record" not in file.metadata for file in files):
             note_environment(session.report, given, layers.settings)
-        for key in merge_layers(given, None, layers.settings).layers[FLAG]:
-            if key in FIRST_STAGE:
-                session.report.defer(f"{short_name(key)} changes nothing, saved latents have their first stage")
         for file in files:
             if not all(file.shapes.video):
                 raise UsageError(f"{file.path} holds no video to upsample", "`ltx2 decode` writes its audio")
@@ -55,6 +54,10 @@ def upsample_clips(
                 raise UsageError(f"{file.path} does not say what it shows", f'{typed("prompt")}"...", or --no-refine')
         jobs = [(group, _spec(group, given, layers, refine, session)) for group in _groups(files, given, product)]
         specs = [spec for _, spec in jobs]
+        draws = any(find_sampler(spec.second_stage.sampler or EULER).draws for spec in specs)
+        for key in merge_layers(given, None, layers.settings).layers[FLAG]:
+            if key in FIRST_STAGE and not (key == "eta" and draws):
+                session.report.defer(f"{short_name(key)} changes nothing, saved latents have their first stage")
         for (first, *_), spec in jobs:
             facts |= {f"{first.path.name}: {key}": value for key, value in request_facts(spec).items()}
         facts |= {**file_facts(file.path for file in files), "product": product.value}

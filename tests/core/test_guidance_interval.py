@@ -97,9 +97,9 @@ def test_the_whole_interval_is_the_program_without_one(checkpoint: Checkpoint, c
     of steps, compile nothing."""
     plain, whole = plan_of(checkpoint, CASE, 5), plan_of(checkpoint, CASE, 5, guidance_interval=[0, 1])
     assert denoise_text(plain) == denoise_text(whole)
-    assert "stablehlo.case" not in denoise_text(plain)
     part = plan_of(checkpoint, CASE, 5, guidance_interval=[0.2, 0.95])
-    assert denoise_text(part).count("stablehlo.case") == 1
+    loops = [denoise_text(each).count("stablehlo.while") for each in (plain, part)]
+    assert loops[1] > loops[0]
     latents = final_latents(part, components := Components(part))
     compilations.clear()
     components.adopt(other := plan_of(checkpoint, CASE._replace(steps=4), 5, guidance_interval=[0.0, 0.9]))

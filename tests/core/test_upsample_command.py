@@ -74,6 +74,9 @@ def test_a_dry_run_and_a_result_in_json(
     unused = [line for line in "".join(capsys.readouterr()).splitlines() if "changes nothing" in line]
     first_stage = "sampler", "eta", "image_strength"
     assert unused == [f"{key} changes nothing, saved latents have their first stage" for key in first_stage]
+    fresh = ["--set", "second_stage.sampler=res_2s", "--set", "eta=0.5"]
+    assert run_program(monkeypatch, "upsample", first, "-o", clip, "--dry-run", *fresh) == 0
+    assert "changes nothing" not in "".join(capsys.readouterr())
     assert run_program(monkeypatch, "decode", first, "-o", clip, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["paths"], result["seeds"], "decode" in result["stages"]) == ([clip], [3], True)
