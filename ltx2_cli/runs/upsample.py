@@ -9,9 +9,7 @@ from pathlib import Path
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.diffusion.latents import LatentsFile, open_latents
-from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.stages import EULER
 from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option_name, short_name, typed
@@ -54,7 +52,10 @@ def upsample_clips(
                 raise UsageError(f"{file.path} does not say what it shows", f'{typed("prompt")}"...", or --no-refine')
         jobs = [(group, _spec(group, given, layers, refine, session)) for group in _groups(files, given, product)]
         specs = [spec for _, spec in jobs]
-        draws = any(find_sampler(spec.second_stage.sampler or EULER).draws for spec in specs)
+        from ltx2_cli.diffusion.sampler import find_sampler  # imports jax, which refusals above do without
+
+        samplers = filter(None, {spec.second_stage.sampler for spec in specs})
+        draws = any(find_sampler(sampler).draws for sampler in samplers)
         for key in merge_layers(given, None, layers.settings).layers[FLAG]:
             if key in FIRST_STAGE and not (key == "eta" and draws):
                 session.report.defer(f"{short_name(key)} changes nothing, saved latents have their first stage")
