@@ -98,6 +98,10 @@ class ContentOptions(ModelOptions):
     """Prompt, guidance and networks."""
 
     prompt: Annotated[Text, option(CONTENT, "Text prompt for video and audio.")] = None
+    segment: Annotated[
+        Texts,
+        option(CONTENT, "Prompt of a later part of the clip, from START seconds on; repeatable.", metavar="START:TEXT"),
+    ] = None
     negative_prompt: Annotated[Text, option(CONTENT, "Text to avoid.")] = None
     guidance_scale: Annotated[Real, option(VIDEO, "CFG scale; 1 turns it off.")] = None
     stg_scale: Annotated[Real, option(VIDEO, "Spatio-temporal guidance (STG) scale; 0 turns it off.")] = None

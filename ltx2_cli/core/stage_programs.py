@@ -31,6 +31,7 @@ from ltx2_cli.nn.attention import NormalizedGuidance
 from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.segments import segment_weights
 from ltx2_cli.plan.stages import Phase, Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
@@ -92,6 +93,7 @@ def _stage_rows(
     PassReuse,
     np.ndarray | None,
     NormalizedGuidance | None,
+    Streams[np.ndarray] | None,
 ]:
     """The fields of `DenoiserInputs` but the text, on the host."""
     videos, passes = plan.batch_size, stage.passes
@@ -102,11 +104,15 @@ def _stage_rows(
         branch = np.asarray(min(stage.stg_blocks), np.int32)
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
-    contexts = [len(plan.prompts) - 1 if guidance_pass is Pass.UNCOND else 0 for guidance_pass in passes]
+    texts = [plan.prompts.index(text) for text in (plan.spec.prompt, *(each.prompt for each in plan.spec.segments))]
+    negative = [len(plan.prompts) - 1] * len(texts)
+    contexts = np.asarray([negative if each is Pass.UNCOND else texts for each in passes], np.int32)
+    segments = segment_weights(plan.spec, stage.geometry)
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
-    which, reuse = np.tile(np.asarray(contexts, np.int32), videos), PassReuse(passes, branch)
+    which, reuse = np.tile(contexts, (videos, 1)), PassReuse(passes, branch)
     marked = stage.geometry.single_frames if stage.marks_keyframes else None
-    return which, tables, masks, tokens, reuse, marked, _nag(plan.spec)
+    which = which if segments else which[:, 0]
+    return which, tables, masks, tokens, reuse, marked, _nag(plan.spec), segments
 
 
 def _nag(spec: RunSpec) -> NormalizedGuidance | None:

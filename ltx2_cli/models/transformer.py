@@ -141,13 +141,19 @@ class Transformer(nnx.Module):
         tokens = Streams(*map(TokenAxis, ("tokens", "audio_tokens"), lengths))
 
         def begin(
-            stream: StreamIO, conditions: Conditions | None, rope: Ropes, axis: TokenAxis, other: TokenAxis
+            stream: StreamIO,
+            conditions: Conditions | None,
+            rope: Ropes,
+            segments: Mask | None,
+            axis: TokenAxis,
+            other: TokenAxis,
         ) -> tuple[StreamInputs, jax.Array]:
             modulation, embedded = stream.modulation(timestep, gate_ratio, conditions)
             level = None if conditions is None else pad_to_shards(jnp.asarray(conditions.level), (axis.name,), 0)
             ropes = prepare_rope(rope.own, axis, axis), prepare_rope(rope.cross, axis, other)
             among = conditions and conditions.references
-            return StreamInputs(modulation, *ropes, axis, level, among, inputs.nag), embedded
+            weights = None if segments is None else pad_to_shards(jnp.asarray(segments), (None, axis.name), 1)
+            return StreamInputs(modulation, *ropes, axis, level, among, inputs.nag, weights), embedded
 
         def project(
             stream: StreamIO, x: Float[jax.Array, "videos tokens channels"], axis: TokenAxis, keyframes: Mask | None
@@ -161,7 +167,8 @@ class Transformer(nnx.Module):
         def end(stream: StreamIO, x: jax.Array, state: tuple[StreamInputs, jax.Array]) -> jax.Array:
             return stream.output(x, state[1], state[0].level)[:, : state[0].tokens.length]
 
-        states = map_streams(begin, streams, inputs.conditions, inputs.ropes, tokens, Streams(*tokens[::-1]))
+        segments: Streams[Mask | None] = inputs.segments or Streams(None, None)
+        states = map_streams(begin, streams, inputs.conditions, inputs.ropes, segments, tokens, Streams(*tokens[::-1]))
         shared = Streams(*(stream and stream[0] for stream in states))
         x = map_streams(project, streams, latents, tokens, Streams(inputs.keyframes, None))
         x, intermediates = self._run_layers(x, inputs, shared, tap)
@@ -197,12 +204,12 @@ class Transformer(nnx.Module):
         self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
     ) -> Callable[[Arrays, Layer, Mask], Arrays]:
         """A layer as a function of x, of its own weights and text, and of the rows' contexts."""
-        text, contexts, _, masks, _, reuse, _, nag = inputs
+        text, contexts, _, masks, _, reuse, _, nag, _ = inputs
         modulation = Streams(*(stream and stream.modulation.text for stream in shared))
-        by_row = text.keys_values is None and _rows_here(len(contexts)) < len(text.tokens.video)
+        by_row = text.keys_values is None and _rows_here(contexts.size) < len(text.tokens.video)
         tokens, isolated = text.tokens, reuse.isolated(len(contexts)) if reuse else 0
         if by_row:  # each device makes keys and values for the contexts of its own rows
-            tokens = Streams(*(constrain(x[contexts], ("rows", None, None)) for x in tokens))
+            tokens = Streams(*(constrain(x[contexts.reshape(-1)], ("rows", None, None)) for x in tokens))
 
         def layer(x: Arrays, scanned: Layer, contexts: Mask) -> Arrays:
             block, keys_values, self_attention = scanned
@@ -210,6 +217,8 @@ class Transformer(nnx.Module):
             if keys_values is None:
                 keys_values = block.text_keys_values(tokens, modulation)
             context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
+            if by_row and contexts.ndim > 1:
+                context = jax.tree.map(lambda array: array.reshape(*contexts.shape, *array.shape[1:]), context)
             switches = PassMasks(self_attention, masks.cross_modal if reuse is None else None)
             if nag is None:
                 return block(x, context, shared, switches, isolated)

@@ -62,13 +62,13 @@ class Stream(nnx.Module):
     def attend_to_text(
         self, x: jax.Array, inputs: StreamInputs, text: KeysValues, away: KeysValues | None
     ) -> jax.Array:
-        """x after text cross-attention, guided away from the text `away`."""
+        """x after attention to the text, or to the texts of segments, guided away from the text `away`."""
         normed, axes = rms_norm(x, self.eps), (inputs.tokens, TokenAxis())
 
         def attended(queries: Matrix) -> jax.Array:
-            if away is None or inputs.nag is None:
+            if away is None and inputs.segments is None:
                 return self.text_attention(queries, text, axes)
-            return self.text_attention.guided(queries, text, away, inputs.nag, axes)
+            return self.text_attention.to_texts(queries, text, axes, inputs.segments, away, inputs.nag)
 
         if self.text_table is None:
             return x + attended(normed)

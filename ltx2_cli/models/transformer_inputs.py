@@ -84,13 +84,14 @@ class DenoiserInputs(NamedTuple):
     passes fastest."""
 
     text: TextContext
-    contexts: jax.Array | np.ndarray  # int [rows]: each row's text context
+    contexts: jax.Array | np.ndarray  # int [rows]: each row's text context; [rows, segments] with `segments`
     ropes: Streams[Ropes]
     masks: PassMasks  # `self_attention` has a leading layers axis
     conditions: Streams[Conditions | None] = UNCONDITIONED  # tokens with a noise level of their own
     reuse: PassReuse | None = None  # None: every row computes all of its layers
     keyframes: Mask | None = None  # bool [video tokens], true: its latent frame is one frame of pixels; None: not told
     nag: NormalizedGuidance | None = None  # of attention to the text, away from the last context; None: there is none
+    segments: Streams[Mask] | None = None  # [segments, tokens]: how much of each context a token reads; None: of one
 
     def of_passes(self, passes: tuple[Pass, ...]) -> "DenoiserInputs":
         """The inputs of a forward over these passes of the inputs alone."""
@@ -103,9 +104,11 @@ class DenoiserInputs(NamedTuple):
             by_video = values.reshape(*values.shape[:-1], -1, len(whole))
             return by_video[..., places].reshape(*values.shape[:-1], -1)
 
+        contexts = self.contexts.reshape(-1, len(whole), *self.contexts.shape[1:])[:, places]
+        contexts = contexts.reshape(-1, *self.contexts.shape[1:])
         masks = PassMasks(*(None if mask is None else rows(mask) for mask in self.masks))
         reuse = PassReuse(passes, self.reuse.branch if Pass.PERTURBED in passes else None)
-        return self._replace(contexts=rows(self.contexts), masks=masks, reuse=reuse)
+        return self._replace(contexts=contexts, masks=masks, reuse=reuse)
 
 
 class StreamInputs(NamedTuple):
@@ -118,6 +121,7 @@ class StreamInputs(NamedTuple):
     level: jax.Array | None = None  # int [tokens]: the number of each token's noise level; None: the stream's
     references: References | None = None  # among the tokens
     nag: NormalizedGuidance | None = None  # of attention to the text
+    segments: jax.Array | None = None  # [segments, tokens]: the weight of each text for each token
 
     def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
         """The rows of a table, modulated: each [dim], or [tokens, dim] where tokens have levels."""

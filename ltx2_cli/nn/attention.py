@@ -108,23 +108,34 @@ class Attention(nnx.Module):
         attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
         return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
 
-    def guided(
+    def to_texts(
         self,
         x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix,
         context: KeysValues,
-        away: KeysValues,
-        nag: NormalizedGuidance,
         axes: TokenAxes = UNSPLIT,
+        weights: Float[jax.Array, "contexts tokens"] | None = None,
+        away: KeysValues | None = None,
+        nag: NormalizedGuidance | None = None,
     ) -> Float[jax.Array, "rows tokens dim"]:
-        """Attention from x [rows, tokens, dim] to `context`, guided away from that to another before the gates."""
+        """Attention from x [rows, tokens, dim] to `context`; with `weights`, to several in its second axis, whose
+        results are added so. It is guided away from that to the context `away`, before the gates."""
         queries, norm, gates = self._queries(x)
-        own, other = (
-            attend(Operands(queries, *each, None, None, None, norm), self.heads, axes) for each in (context, away)
-        )
-        attended = guide_away(own, other, nag)
+
+        def attended(keys_values: KeysValues) -> jax.Array:
+            return attend(Operands(queries, *keys_values, None, None, None, norm), self.heads, axes)
+
+        if weights is None:
+            own = attended(context)
+        else:
+            parts = [attended(KeysValues(*(part[:, number] for part in context))) for number in range(len(weights))]
+            mixed = sum(weight[:, None] * part.astype(jnp.float32) for weight, part in zip(weights, parts, strict=True))
+            own = jnp.asarray(mixed, parts[0].dtype)
+        if away is not None and nag is not None:
+            own = guide_away(own, attended(away), nag)
         if gates is not None:
-            attended = finish(Operands(queries, *context, None, gates), split_heads(attended, self.heads))
-        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
+            whole = KeysValues(*(part[:, 0] for part in context)) if weights is not None else context
+            own = finish(Operands(queries, *whole, None, gates), split_heads(own, self.heads))
+        return self.to_out(constrain(own, ("rows", axes[0].name, self.out_axis)))
 
     def _queries(
         self, x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix

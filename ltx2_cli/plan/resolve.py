@@ -219,9 +219,10 @@ def build_plan(
 
 
 def _distinct_prompts(spec: RunSpec, steps: Sequence[Collection[Pass]]) -> tuple[str, ...]:
-    """The prompt, and the negative prompt if it is another and a pass or the attention to the text reads it."""
+    """The prompts, and last the negative prompt if it is another and a pass or the attention to the text reads it."""
     reads_negative = any(Pass.UNCOND in passes for passes in steps) or spec.nag_scale is not None
-    return tuple(dict.fromkeys([spec.prompt, *[spec.negative_prompt] * reads_negative]))
+    texts, last = [spec.prompt, *(segment.prompt for segment in spec.segments)], [spec.negative_prompt] * reads_negative
+    return tuple(dict.fromkeys([*(text for text in texts if not spec.segments or text not in last), *last]))
 
 
 def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:

@@ -75,11 +75,15 @@ class TokenCounts(NamedTuple):
     video: int
     audio: int
     text: int
+    texts: int = 1  # that a token attends to
 
     def on_device(self, sharding: ShardingPlan) -> "TokenCounts":
         """Counts on one device; the text is not split."""
         return TokenCounts(
-            -(-self.video // sharding.parts("tokens")), -(-self.audio // sharding.parts("audio_tokens")), self.text
+            -(-self.video // sharding.parts("tokens")),
+            -(-self.audio // sharding.parts("audio_tokens")),
+            self.text,
+            self.texts,
         )
 
 
@@ -192,7 +196,8 @@ def over_least(chip: Chip, compute: ComputeType, phase: str = DENOISING) -> Inte
 
 def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tuple[Pass, ...], contexts: int) -> Step:
     """The step of a stage with these passes; unrolled layers compute all rows."""
-    tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length)
+    texts = 1 + len(spec.segments) + (spec.nag_scale is not None)
+    tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length, texts)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = FLOAT32_BYTES if spec.dtype is DType.float32 else 2
     types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
@@ -227,7 +232,8 @@ def denoiser_flops(
         elif kind == "timestep":
             products += numbers
     video, audio = (stream.width for stream in arch.streams)
-    pairs = video * here.video * (tokens.video + tokens.text) + audio * here.audio * (tokens.audio + tokens.text)
+    text = tokens.text * tokens.texts
+    pairs = video * here.video * (tokens.video + text) + audio * here.audio * (tokens.audio + text)
     cross_modal = audio * (here.video * tokens.audio + tokens.audio * here.video)
     return 2 * products + 4 * (rows.in_layers * pairs + rows.cross_modal * cross_modal)  # scores and weighted values
 

@@ -1,5 +1,6 @@
 """Config layers: partial requests from YAML and flags, and their merge under the types of `RunSpec`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ MOST_NAMES = 16  # that a hint lists
 MOST_NEAR = 3  # of more names, beside the closest
 EXPECTED = {"seed": "7, 1 2 3 or 0..15"}  # of keys that are read in a form of their own
 TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+SEGMENT = re.compile(r"\s*(?P<start>\d{1,6}(\.\d{1,6})?)\s*s?\s*:\s*(?P<prompt>.+)", re.DOTALL)
 type_hints = cache(get_type_hints)  # of a dataclass, which a batch asks for thousands of times
 NODES = {str: StringNode(), int: IntegerNode(), float: FloatNode()}
 # words for true and false; YAML 1.1 has the first six
@@ -240,10 +242,19 @@ def _expand_shorthand(values: Values, source: str) -> Values:
     values = by_key(values, source)
     if isinstance(conditions := values.get("conditions"), list | tuple):
         values["conditions"] = [read_condition(each) for each in conditions]
+    if isinstance(segments := values.get("segments"), list | tuple):
+        values["segments"] = [_parse_segment(each) if isinstance(each, str) else each for each in segments]
     seed, sections = values.get("seed"), {"sharding": "profile", "audio": "path"}
     texts = {key: text for key in sections if isinstance(text := values.get(key), str)}
     long = {key: {sections[key]: text} for key, text in texts.items()}
     return {**values, **long, **({"seed": _parse_seeds(seed)} if isinstance(seed, int | str) else {})}
+
+
+def _parse_segment(text: str) -> dict[str, object]:
+    """The segment that START: TEXT means. Raises `UsageError` for other text."""
+    if match := SEGMENT.fullmatch(text):
+        return {"start": float(match["start"]), "prompt": match["prompt"]}
+    raise UsageError(f"segment {text!r} is not START: TEXT", 'for example: "3s: it runs"')
 
 
 def _parse_seeds(text: int | str) -> list[int] | str:

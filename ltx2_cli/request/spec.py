@@ -154,6 +154,14 @@ class ConditionSpec:
 
 
 @dataclass(frozen=True)
+class SegmentSpec:
+    """A later part of a clip with a prompt of its own, up to the next one or the end."""
+
+    start: float  # seconds
+    prompt: str
+
+
+@dataclass(frozen=True)
 class AudioSpec:
     """Input audio of a clip."""
 
@@ -172,6 +180,8 @@ class RunSpec:
     width: int  # pixels, a multiple of 32, in two stages of 64
     num_frames: int  # 8k + 1
     fps: float
+    segments: tuple[SegmentSpec, ...]  # in the order of their starts; up to the first, `prompt` counts
+    segment_fade: float  # seconds around the start of a segment in which one prompt takes over from the other
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made
     streams: Literal["both", "video", "audio"]  # the generated streams; the other is not run

@@ -18,6 +18,7 @@ NAMES = {
     **{name: f"second_stage.{name}" for name in ("upsampler", "temporal_upsample")},
     "noise": "initial_noise",  # before `init_noise`
     "init_noise": "initial_noise",
+    "segment": "segments",
     "steps": "num_inference_steps",
 }
 # option: the key that it sets a part of, and the part
@@ -32,7 +33,7 @@ PARTS = {
 WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
     *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage"),
     *("max_sequence_length", "compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident"),
-    *("nag_tau", "nag_alpha", "stg_every", "modality_every", "schedule_tokens"),
+    *("segments", "segment_fade", "nag_tau", "nag_alpha", "stg_every", "modality_every", "schedule_tokens"),
     *("base_output_directory", "temporal_upsample", "initial_noise", "noise", "num_inference_steps"),
 }
 

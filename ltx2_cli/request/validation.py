@@ -66,6 +66,7 @@ RANGES = {
     "width": Range(32, MAX_SIDE, 32),
     "num_frames": Range(1, MAX_FRAMES, 8, 1),
     "fps": Range(1, MAX_FPS),
+    "segment_fade": Range(0, 60),
     "keyframes": Range(0, MAX_KEYFRAMES),
     "num_videos": Range(1, MAX_VIDEOS),
     "loudness": Range(-70, 0),
@@ -107,6 +108,7 @@ def spec_problems(spec: RunSpec) -> Iterator[Problem]:
     """All problems of `spec`."""
     yield from _wrong_text(spec)
     yield from _wrong_numbers(spec)
+    yield from (("segments", sentence) for sentence in _wrong_segments(spec))
     yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
     yield from _wrong_process(spec)
     yield from (("conditions", sentence) for sentence in _wrong_conditions(spec))
@@ -136,6 +138,20 @@ def _wrong_text(spec: RunSpec) -> Iterator[Problem]:
     if not spec.prompt.strip():
         example = typed("prompt", '"..."')
         yield "prompt", f"the prompt is empty; say what to show: {example}"
+
+
+def _wrong_segments(spec: RunSpec) -> Iterator[str]:
+    starts, seconds = [segment.start for segment in spec.segments], spec.num_frames / max(spec.fps, 1)
+    for segment, before in zip(spec.segments, [0.0, *starts], strict=False):
+        if not segment.prompt.strip():
+            yield f"the segment at {segment.start:g} s has no prompt; say what to show, or leave it out"
+        if not 0 < segment.start < seconds:
+            yield (
+                f"segment {segment.start:g} s begins outside the clip of {seconds:.2f} s; up to the first segment, the"
+                " prompt counts"
+            )
+        elif segment.start <= before:
+            yield f"segment {segment.start:g} s begins no later than the one before it, {before:g} s; order them"
 
 
 def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:

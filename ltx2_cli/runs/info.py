@@ -23,6 +23,7 @@ from ltx2_cli.weights.tensors import shape_text
 
 REQUEST_KEYS = (
     "prompt",
+    "segments",
     "negative_prompt",
     "conditions",
     "audio",

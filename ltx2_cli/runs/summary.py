@@ -38,6 +38,7 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""
     seconds = f"{spec.num_frames / spec.fps:.1f} s{videos}"
     yield ("video", f"{clip}: {seconds}") if spec.running.video else ("audio", f"{seconds}, alone")
+    yield from ((f"from {segment.start:g} s", segment.prompt) for segment in spec.segments)
     for number, condition in enumerate(spec.conditions):
         placed = (video for stage in plan.stages for video in stage.placed_videos if video.number == number)
         yield _condition_row(condition, list(dict.fromkeys(video.strength for video in placed)))
