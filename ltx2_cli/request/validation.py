@@ -126,6 +126,7 @@ def _wrong_text(spec: RunSpec) -> Iterator[Problem]:
     loras = [*(("lora", lora) for lora in spec.lora), *(("second_stage.lora", lora) for lora in second.lora or ())]
     given = [("conditions", condition.path) for condition in spec.conditions]
     given += [("audio", spec.audio.path)] if spec.audio else []
+    given += [("segments", segment.prompt) for segment in spec.segments]
     for key, value in [*vars(spec).items(), ("second_stage.upsampler", second.upsampler), *loras, *given]:
         if not isinstance(value, str):
             continue

@@ -100,6 +100,8 @@ REFUSED = {
     ("9s: rain",): "segment 9 s begins outside the clip of 2.04 s",
     ("0: rain",): "segment 0 s begins outside the clip",
     ("1s:  ",): "the segment at 1 s has no prompt",
+    ("1s: a\0b",): "segment 'a\\x00b' has a NUL in it; leave it out",
+    ("1s: a\udc80b",): "is not text in UTF-8; type or save it as UTF-8",
     ("rain",): "segment 'rain' is not START: TEXT hint: for example: \"3s: it runs\"",
 }
 
