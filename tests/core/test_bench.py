@@ -80,3 +80,5 @@ def test_steps_of_both_stages_are_measured(
     guided = ["--guidance-scale", "3", "--guidance-interval", "0.5,1"]
     assert run_program(monkeypatch, "bench", "run", *options, *guided) == 2
     assert "hint: --guidance-interval 0,1 --set stg_every=1" in capsys.readouterr().err
+    assert run_program(monkeypatch, "bench", "run", *options, "--sampler", "res_2s") == 2
+    assert "hint: --sampler euler" in capsys.readouterr().err
