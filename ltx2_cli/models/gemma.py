@@ -186,11 +186,9 @@ class Gemma(nnx.Module):
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
         [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means nothing. The
         first state is the scaled embeddings, the last is taken behind the final norm."""
-        from ltx2_cli.models.gemma_torch import build_torch_module, hidden_states
+        from ltx2_cli.models.gemma_torch import build_torch_module, gemma_weights, hidden_states
 
-        module = build_torch_module(self.arch.config, self.arch.where)
-        layers = [{name: weight.get_value() for name, weight in layer.items()} for layer in self.layers]
-        return hidden_states(module, self.embeddings.get_value(), layers, self.norm.get_value(), ids, mask)
+        return hidden_states(build_torch_module(self.arch.config, self.arch.where), gemma_weights(self), ids, mask)
 
 
 def _weights_of_layer(arch: GemmaArch, attention: LayerAttention) -> Iterator[tuple[str, Shape, Axes]]:

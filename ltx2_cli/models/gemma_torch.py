@@ -3,9 +3,10 @@ no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,10 +25,13 @@ from ltx2_cli.weights.quantized_matrix import Matrix, widen
 if TYPE_CHECKING:
     from torchax.tensor import Environment
 
+    from ltx2_cli.models.gemma import Gemma
+
 MODELS: dict[str, tuple[Any, Any]] = {  # classes of configs and modules, by the type that a config states
     "gemma3_text": (Gemma3TextConfig, Gemma3TextModel),
     "gemma4_unified_text": (Gemma4UnifiedTextConfig, Gemma4UnifiedTextModel),
 }
+LayerWeights = Mapping[str, Matrix]  # by name
 # What a theta goes with, by the kind of rotary embedding.
 ROPES: dict[str | None, set[str]] = {"default": set(), "linear": {"factor"}, "proportional": {"partial_rotary_factor"}}
 
@@ -46,6 +50,21 @@ class TorchModule(NamedTuple):
     module: torch.nn.Module
     rotary: torch.nn.Module
     environment: "Environment"
+
+
+class GemmaWeights(NamedTuple):
+    """The weights of a language model."""
+
+    embeddings: jax.Array  # [vocabulary, channels]
+    layers: Sequence[LayerWeights]  # stacks of those at each place of the period
+    norm: jax.Array  # [channels]
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of the tokens so far, each [layers, batch, heads, tokens, head_dim]."""
+
+    keys: jax.Array
+    values: jax.Array
 
 
 @lru_cache(maxsize=4)
@@ -69,37 +88,103 @@ def build_torch_module(stated: str, where: str) -> TorchModule:
     return TorchModule(module, rotary, _environment())
 
 
-def hidden_states(
-    module: TorchModule,
-    embeddings: jax.Array,
-    layers: Sequence[Mapping[str, Matrix]],
-    norm: jax.Array,
-    ids: jax.Array,
-    mask: jax.Array,
-) -> jax.Array:
-    """The result of `Gemma`, by its weights. `layers`: by name, stacks of those at each place of the period."""
-    model, dtype = module.module, embeddings.dtype
-    kinds = model.config.layer_types[: len(layers)]
-    masks, tables = _masks(model.config, mask), _rope_tables(module, ids.shape[1], dtype)
+def gemma_weights(gemma: "Gemma") -> GemmaWeights:
+    """The weights of a `Gemma`."""
+    layers = [{name: weight.get_value() for name, weight in layer.items()} for layer in gemma.layers]
+    return GemmaWeights(gemma.embeddings.get_value(), layers, gemma.norm.get_value())
 
-    def turn(x: jax.Array, stacks: Sequence[Mapping[str, Matrix]]) -> tuple[jax.Array, jax.Array]:
-        states = []
-        for layer, kind, weights in zip(model.layers, kinds, stacks, strict=False):
-            wide = {name: widen(weight, dtype) for name, weight in weights.items()}
-            x = call(layer, wide, x, attention_mask=masks[kind], position_embeddings=tables[kind])
-            states.append(x)
-        return x, jnp.stack(states)
 
-    call = partial(_call, module.environment)
-    # Of float32, which the angles of the rotary embedding are in every dtype; products of 16 bit are the same.
-    with module.environment, jax.default_matmul_precision("highest"):
-        # The scale is no weight but a constant, which a module without memory lacks.
-        scaled = {"weight": embeddings, "embed_scale": jnp.float32(model.embed_tokens.scalar_embed_scale)}
-        first = call(model.embed_tokens, scaled, jnp.asarray(ids))
-        last, states = StackedLayers(layers).scan(turn, first)
-        last = call(model.norm, {"weight": norm}, last)
+def hidden_states(module: TorchModule, weights: GemmaWeights, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    """The result of `Gemma`, by its weights."""
+    masks, tables = _masks(module.module.config, mask), _rope_tables(module, ids.shape[1], weights.embeddings.dtype)
+
+    def turn(x: jax.Array, stacks: Sequence[LayerWeights]) -> tuple[jax.Array, jax.Array]:
+        states = [*_layer_states(module, stacks, x, masks, tables)]
+        return states[-1], jnp.stack(states)
+
+    with _operators(module):
+        first = _embedded(module, weights.embeddings, ids)
+        last, states = StackedLayers(weights.layers).scan(turn, first)
+        last = _call(module.environment, module.module.norm, {"weight": weights.norm}, last)
     between = states.reshape(-1, *first.shape)[:-1]
     return jnp.concatenate([first[:, None], jnp.moveaxis(between, 0, 1), last[:, None]], axis=1)
+
+
+def further_states(
+    module: TorchModule,
+    weights: GemmaWeights,
+    ids: jax.Array,
+    place: jax.Array | int,
+    caches: Sequence[KeyValues],
+) -> tuple[jax.Array, Sequence[KeyValues]]:
+    """The states [batch, tokens, channels] behind the final norm of the tokens `ids` from `place` on, which see those
+    before them in `caches`, one for each stack of layers; and the caches with them."""
+    slots, places = caches[0].keys.shape[-2], place + jnp.arange(ids.shape[1])
+    distance = places[:, None] - jnp.arange(slots)[None, :]
+    masks = _masks_by_distance(module.module.config, distance, jnp.ones((1, slots), bool))
+    tables = {
+        kind: tuple(jax.lax.dynamic_slice_in_dim(table, place, len(places), axis=1) for table in both)
+        for kind, both in _rope_tables(module, slots, weights.embeddings.dtype).items()
+    }
+
+    def turn(x: jax.Array, scanned: Any) -> tuple[jax.Array, list[KeyValues]]:
+        written = [_Written(module.environment, cache, place) for cache in scanned[1]]
+        *_, x = _layer_states(module, scanned[0], x, masks, tables, written)
+        return x, [cache.new for cache in written]
+
+    with _operators(module):
+        x, new = StackedLayers((weights.layers, caches)).scan(turn, _embedded(module, weights.embeddings, ids))
+        x = _call(module.environment, module.module.norm, {"weight": weights.norm}, x)
+    return x, jax.tree.map(partial(_put, place=place), caches, new)
+
+
+def _put(cache: jax.Array, new: jax.Array, place: jax.Array | int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(cache, new.astype(cache.dtype), place, axis=cache.ndim - 2)
+
+
+class _Written:
+    """A cache of transformers, as a layer's attention calls it."""
+
+    def __init__(self, environment: "Environment", before: KeyValues, place: jax.Array | int):
+        self.environment, self.before, self.place = environment, before, place
+        self.new: KeyValues
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, _: int) -> Sequence[torch.Tensor]:
+        """The keys and values of all tokens, with those of the new ones."""
+        self.new = KeyValues(*self.environment.t2j_iso((keys, values)))
+        return self.environment.j2t_iso(tuple(map(partial(_put, place=self.place), self.before, self.new)))
+
+
+def _layer_states(
+    module: TorchModule,
+    stacks: Sequence[LayerWeights],
+    x: jax.Array,
+    masks: Mapping[str, jax.Array],
+    tables: Mapping[str, tuple[jax.Array, ...]],
+    caches: Iterable[_Written | None] = repeat(None),
+) -> Iterator[jax.Array]:
+    """The state behind each layer of a period."""
+    model = module.module
+    for layer, kind, weights, cache in zip(model.layers, model.config.layer_types, stacks, caches, strict=False):
+        wide = {name: widen(weight, x.dtype) for name, weight in weights.items()}
+        named = {"attention_mask": masks[kind], "position_embeddings": tables[kind], "past_key_values": cache}
+        x = _call(module.environment, layer, wide, x, **named)
+        yield x
+
+
+@contextmanager
+def _operators(module: TorchModule) -> Iterator[None]:
+    """torchax's operators, with products in float32, which the angles of the rotary embedding are in every dtype;
+    products of 16 bit are the same."""
+    with module.environment, jax.default_matmul_precision("highest"):
+        yield
+
+
+def _embedded(module: TorchModule, embeddings: jax.Array, ids: jax.Array) -> jax.Array:
+    embed = module.module.embed_tokens
+    # The scale is no weight but a constant, which a module without memory lacks.
+    scaled = {"weight": embeddings, "embed_scale": jnp.float32(embed.scalar_embed_scale)}
+    return _call(module.environment, embed, scaled, jnp.asarray(ids))
 
 
 def _call(environment: "Environment", module: torch.nn.Module, *given: Any, **named: Any) -> Any:
@@ -111,8 +196,12 @@ def _call(environment: "Environment", module: torch.nn.Module, *given: Any, **na
 
 def _masks(config: Any, mask: jax.Array) -> dict[str, jax.Array]:
     """Which token (a row) sees which (a column) in each kind of layer, bool [batch, 1, tokens, tokens]."""
-    valid, places = jnp.asarray(mask, bool), jnp.arange(mask.shape[1])
-    distance = places[:, None] - places[None, :]
+    places = jnp.arange(mask.shape[1])
+    return _masks_by_distance(config, places[:, None] - places[None, :], jnp.asarray(mask, bool))
+
+
+def _masks_by_distance(config: Any, distance: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+    """Which token sees which, by the distance of a row from a column and the columns [batch, tokens] to be seen."""
     causal = (distance >= 0) & valid[:, None, None, :]
     return {"full_attention": causal, "sliding_attention": causal & (distance < config.sliding_window)}
 
