@@ -49,6 +49,17 @@ TransformerOption = Annotated[
     Text, option(MODEL, "Denoiser, .safetensors or .gguf: FILE or REPO/FILE; the rest is the model's.")
 ]
 LoraOption = Annotated[Texts, option(MODEL, r"FILE, FOLDER or REPO\[/FILE]; repeatable.", metavar="LORA[:STRENGTH]")]
+TextEncoderDType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Data type of the text encoder.")
+]
+Weights = Annotated[
+    Literal["auto", "bfloat16", "int8", "fp8"] | None,
+    option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
+]
+OffloadOption = Annotated[
+    Literal["none", "layers"] | None,
+    option(MODEL, "What stays in the host's memory: none, or the layers, which are copied a turn ahead."),
+]
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
 InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]
 SaveLatents = Annotated[File, option(FILES, "Safetensors file for the final latents.")]
@@ -131,21 +142,13 @@ class ContentOptions(ModelOptions):
     transformer: TransformerOption = None
     upsampler: Upsampler = None
     lora: LoraOption = None
-    text_encoder_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Data type of the text encoder.")
-    ] = None
-    weights: Annotated[
-        Literal["auto", "bfloat16", "int8", "fp8"] | None,
-        option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
-    ] = None
+    text_encoder_dtype: TextEncoderDType = None
+    weights: Weights = None
     compute: Annotated[
         Literal["auto", "weights", "full"] | None,
         option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits; auto: faster."),
     ] = None
-    offload: Annotated[
-        Literal["none", "layers"] | None,
-        option(MODEL, "What stays in the host's memory: none, or the layers, which are copied a turn ahead."),
-    ] = None
+    offload: OffloadOption = None
 
 
 @dataclass(kw_only=True)
@@ -288,6 +291,16 @@ class MakingOptions(KeepOptions, SessionOptions):
     warmup: Annotated[bool, option(COMPILING, "Compile, load and run one step; make no clip.")] = False
     perf_dump: Annotated[File, option(COMPILING, "JSON file for the time of each stage and step.")] = None
     profile: Annotated[File, option(COMPILING, "Folder for a trace that xprof reads.", metavar="FOLDER")] = None
+
+
+@dataclass(kw_only=True)
+class EnhanceOptions(Options):
+    """How the text encoder writes a prompt."""
+
+    enhance_with: Annotated[File, option(CONTENT, "Text file with instructions for the text encoder.")] = None
+    enhance_temperature: Annotated[
+        Real, option(CONTENT, "Temperature of an enhanced prompt, 0 to 2, drawn by the seed; default: 0.")
+    ] = None
 
 
 @dataclass(kw_only=True)

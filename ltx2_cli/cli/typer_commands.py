@@ -47,7 +47,7 @@ class StrictCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
         hide_types(self.get_params(ctx))
-        show_defaults(self.params, any(parameter.name == "duration" for parameter in self.params))  # of a new clip
+        show_defaults(self.params, any(parameter.name in NEW_CLIP for parameter in self.params))
         super().format_help(ctx, formatter)
 
     def _check_single(self, ctx: Any, args: list[str], options: list[TyperOption]) -> None:
@@ -58,6 +58,9 @@ class StrictCommand(TyperCommand):
                 several = flag == "--seed" and option.type_descriptor.annotation is str  # 7, or 1,2,3
                 value = ",".join(values) if several else values[-1]
                 raise UsageError(f"{flag} is given {len(values)} times: {', '.join(values)}", shlex.join([flag, value]))
+
+
+NEW_CLIP = ("duration", "enhance_with")  # options of commands that go on from no record
 
 
 class PlainGroup(TyperGroup):

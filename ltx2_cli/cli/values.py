@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ltx2_cli.artifacts.files import user_path
-from ltx2_cli.cli.options import BatchOptions, ConfigOptions, Options
+from ltx2_cli.cli.options import BatchOptions, ConfigOptions, EnhanceOptions, Options
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, of_condition
@@ -15,7 +15,7 @@ from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.runs.build_request import Layers, config_page
 from ltx2_cli.runs.job_lines import STDIN
 from ltx2_cli.runs.jobs import BatchSettings
-from ltx2_cli.runs.settings import RunSettings
+from ltx2_cli.runs.settings import EnhanceSettings, RunSettings, read_instructions
 
 FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9}))?(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL)
 CONDITIONS = {  # by their kind
@@ -84,12 +84,12 @@ def _may_be_weights(text: str) -> bool:
     return user_path(text).is_dir() or WEIGHTS_PATH.fullmatch(text) is not None
 
 
-def read_prompt() -> str:
+def read_prompt(command: str = "generate") -> str:
     """The prompt on stdin. Raises `UsageError` where there is none."""
     text = sys.stdin.read(MAX_TEXT + 1).strip() if sys.stdin else ""
     if not text or len(text) > MAX_TEXT:
         problem = f"more than {MAX_TEXT:,} characters" if text else "no prompt"
-        raise UsageError(f"stdin brings {problem}", 'echo "a red ball" | ltx2 generate -')
+        raise UsageError(f"stdin brings {problem}", f'echo "a red ball" | ltx2 {command} -')
     return text
 
 
@@ -103,6 +103,12 @@ def run_settings(options: Options) -> RunSettings:
     """The settings of a run among the options of a command."""
     given = vars(options)
     return RunSettings(**{each.name: given[each.name] for each in fields(RunSettings) if each.name in given})
+
+
+def enhance_settings(options: EnhanceOptions) -> EnhanceSettings:
+    """How the text encoder writes a prompt. Raises `UsageError` for unreadable instructions."""
+    instructions = read_instructions(options.enhance_with and user_path(str(options.enhance_with)))
+    return EnhanceSettings(instructions=instructions, temperature=options.enhance_temperature or 0.0)
 
 
 def batch_settings(options: BatchOptions, given: Mapping[str, object], confined: bool = False) -> BatchSettings:

@@ -15,6 +15,7 @@ from ltx2_cli.request.spec import Decoder, DType
 from ltx2_cli.request.spelling import option_name, typed
 
 ENCODE_TEXT, CONNECT_TEXT, UPSAMPLE = "encode the text", "connect the text", "upsample"
+ENHANCE = "enhance the prompt"
 CONDITION, CONDITION_AUDIO = "encode the input video", "encode the input audio"
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # begins XLA's messages about memory
 SHORT_TEXT = 256  # tokens
@@ -39,7 +40,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
     gpu = plan.sharding.mesh.devices.flat[0].platform == "gpu"
     if gpu and memory_fraction() <= DEFAULT_FRACTION:  # jax reserves only a part
         yield f"{fraction_variable()}=.95 before the command, for more than {memory_fraction():.0%} of the memory"
-    if (activity == ENCODE_TEXT or text_encoder) and plan.text_encoder_dtype is DType.float32:
+    if (activity in (ENCODE_TEXT, ENHANCE) or text_encoder) and plan.text_encoder_dtype is DType.float32:
         yield typed("text_encoder_dtype", "bfloat16")
     if activity == ENCODE_TEXT and plan.prompts_at_once > 1:
         yield typed("sharding.use_batched_text_encoder", False)

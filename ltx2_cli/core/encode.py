@@ -17,7 +17,8 @@ from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.gemma import Gemma, Tokens, tokenise
+from ltx2_cli.models.gemma import Gemma
+from ltx2_cli.models.tokenizer import Tokens, tokenise
 from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.inputs import CONNECTORS

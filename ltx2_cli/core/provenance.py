@@ -39,6 +39,7 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
     return Fingerprint(values.size, hashlib.sha256(values.data).hexdigest())
 
 
+ENHANCED_FROM = "enhanced_from"  # the key of the prompt that was given, where the text encoder wrote the request's
 UNFINISHED = "goal"  # a metadata entry that only saved runs have
 PACKAGES = ("ltx2", "jax", "jaxlib")
 
@@ -63,6 +64,7 @@ class Provenance:
     files: Mapping[str, str]  # SHA-256 of each file of weights or noise, or `header` and its header's
     latents: Mapping[str, Streams[Fingerprint]]  # after each stage; empty in older records
     source: SourceLatents | None  # None: it started from noise
+    enhanced_from: str | None = None  # the prompt that was given; None: the request's
 
 
 def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
@@ -85,6 +87,7 @@ def read_provenance(record: Mapping[str, Any], place: str) -> Provenance:
                 for stage, streams in stages.items()
             },
             source,
+            None if ENHANCED_FROM not in values else str(values[ENHANCED_FROM]),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         hint = "make the clip again from its request"

@@ -1,20 +1,16 @@
-"""The text encoder: prompts to token ids, and the config, weight names and shapes of the language model, a Gemma-3 or
-the Gemma-4 of LTX-2.5. What computes it, in `gemma_torch`, takes seconds to import; that is left to the first call."""
+"""The text encoder: config, weight names and shapes of the language model, a Gemma-3 or the Gemma-4 of LTX-2.5. What
+computes it, in `gemma_torch`, takes seconds to import; that is left to the first call."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
+from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles
 from ltx2_cli.weights.declare import Axes, Scope, Shape
 
 # The language model's place in a checkpoint, the longest first, and what lies there.
@@ -40,11 +36,10 @@ SWITCHES: dict[str, tuple[object, ...]] = {
     "hidden_size_per_layer_input": (None, 0),
     "enable_moe_block": (None, False),
 }
+TIED_HEAD = "tie_word_embeddings"  # the key, true by default: the head of the language model is its embeddings
 SLIDING, FULL = "sliding_attention", "full_attention"
 FULL_EVERY = 6  # layers, where a config does not say so
 SIZES = ("query_pre_attn_scalar", "sliding_window", "sliding_window_pattern", "global_head_dim")
-TOKENIZER, TOKENIZER_TENSOR, ASSET = "tokenizer.json", "tokenizer_json", "hf_asset__"  # the file; its name in another
-OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
 
 
 class LayerAttention(NamedTuple):
@@ -115,7 +110,8 @@ def gemma_arch(config: dict[str, Any], where: str) -> GemmaArch:
         attention, findings = attend(stated, GemmaArch(**known))
     if findings:
         raise UsageError(f"{where}: {'; '.join(findings)}", AGAIN)
-    text = json.dumps(stated | {"model_type": f"{kind.removesuffix('_text')}_text"}, sort_keys=True)
+    untied = {TIED_HEAD: False} if not config.get(TIED_HEAD, True) else {}
+    text = json.dumps(stated | untied | {"model_type": f"{kind.removesuffix('_text')}_text"}, sort_keys=True)
     return GemmaArch(**known, generation=generation, attention=attention, config=text, where=where)
 
 
@@ -186,9 +182,16 @@ class Gemma(nnx.Module):
         """Hidden states [batch, states, tokens, channels] of ids int32 [batch, tokens], in the weights' dtype. mask
         [batch, tokens] is true or 1 at the prompt's tokens; at the others the result is finite and means nothing. The
         first state is the scaled embeddings, the last is taken behind the final norm."""
-        from ltx2_cli.models.gemma_torch import build_torch_module, gemma_weights, hidden_states
+        from ltx2_cli.models.gemma_torch import GemmaWeights, build_torch_module, hidden_states
 
-        return hidden_states(build_torch_module(self.arch.config, self.arch.where), gemma_weights(self), ids, mask)
+        module = build_torch_module(self.arch.config, self.arch.where)
+        return hidden_states(module, GemmaWeights(*self.weights), ids, mask)
+
+    @property
+    def weights(self) -> tuple[Any, list[dict[str, Any]], Any]:
+        """The arrays: embeddings, stacks of layers at each place of the period by name, final norm."""
+        layers = [{name: weight.get_value() for name, weight in layer.items()} for layer in self.layers]
+        return self.embeddings.get_value(), layers, self.norm.get_value()
 
 
 def _weights_of_layer(arch: GemmaArch, attention: LayerAttention) -> Iterator[tuple[str, Shape, Axes]]:
@@ -221,58 +224,3 @@ def language_model(files: TensorFiles) -> TensorFiles:
             inside = tuple(prefix + part for part in TENSOR_PARTS)
             return files.renamed({name.removeprefix(prefix): name for name in files if name.startswith(inside)})
     raise UsageError("the text encoder's files hold no `embed_tokens.weight`: this is no Gemma", AGAIN)
-
-
-class Tokens(NamedTuple):
-    """Prompts as the text encoder reads them, padded on the left."""
-
-    ids: np.ndarray  # int32 [prompts, tokens]
-    mask: np.ndarray  # bool [prompts, tokens], true at the prompt's own tokens
-    truncated: tuple[bool, ...]  # which prompts lost their end
-
-
-def check_tokenizer(place: Path) -> None:
-    """Raise `UsageError` unless the files of a checkpoint's `tokenizer/`, or those in the file of a text encoder, are
-    there and JSON: that is cheap enough to find a broken one before a weight is read."""
-    with _unpacked(place) as folder:
-        for path in [folder / TOKENIZER, *filter(Path.exists, (folder / name for name in OPTIONAL_FILES))]:
-            read_json(path, place / path.name)
-
-
-@contextmanager
-def _unpacked(place: Path) -> Iterator[Path]:
-    """The folder of a tokenizer: `place` itself, or for as long as it is needed that of the files inside a file."""
-    if not place.is_file():
-        yield place
-        return
-    files = TensorFiles(place)
-    if TOKENIZER_TENSOR not in files:
-        raise UsageError(f"{place} holds no tokenizer: no tensor `{TOKENIZER_TENSOR}`", AGAIN)
-    inside = {TOKENIZER: TOKENIZER_TENSOR} | {name: f"{ASSET}{name}" for name in OPTIONAL_FILES}
-    with TemporaryDirectory() as folder:
-        for name, tensor in inside.items():
-            if tensor in files:
-                (Path(folder) / name).write_bytes(files.read(tensor, (slice(None),)).tobytes())
-        yield Path(folder)
-
-
-def tokenise(place: Path, prompts: Sequence[str], max_length: int) -> Tokens:
-    """Token ids of `prompts`, without white space at their ends, cut and padded on the left to `max_length`. `place` is
-    a checkpoint's `tokenizer/`, or the file of a text encoder: what is there says which special tokens stand around a
-    prompt; the one that begins a text always does. Raises `UsageError` where transformers cannot read it."""
-    from transformers import AutoTokenizer
-
-    try:
-        with _unpacked(place) as folder:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
-    except Exception as error:  # what its parser in Rust raises is of this class itself
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{place} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    texts = [prompt.strip() for prompt in prompts]
-    if tokenizer.bos_token and tokenizer("")["input_ids"][:1] != [tokenizer.bos_token_id]:
-        texts = [tokenizer.bos_token + text for text in texts]
-    truncated = tuple(len(ids) > max_length for ids in tokenizer(texts, verbose=False)["input_ids"])
-    cut = tokenizer(texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="np")
-    return Tokens(cut["input_ids"].astype(np.int32), cut["attention_mask"].astype(bool), truncated)

@@ -25,8 +25,6 @@ from ltx2_cli.weights.quantized_matrix import Matrix, widen
 if TYPE_CHECKING:
     from torchax.tensor import Environment
 
-    from ltx2_cli.models.gemma import Gemma
-
 MODELS: dict[str, tuple[Any, Any]] = {  # classes of configs and modules, by the type that a config states
     "gemma3_text": (Gemma3TextConfig, Gemma3TextModel),
     "gemma4_unified_text": (Gemma4UnifiedTextConfig, Gemma4UnifiedTextModel),
@@ -86,12 +84,6 @@ def build_torch_module(stated: str, where: str) -> TorchModule:
     rotary = type(module.rotary_emb)(config)
     del module.rotary_emb
     return TorchModule(module, rotary, _environment())
-
-
-def gemma_weights(gemma: "Gemma") -> GemmaWeights:
-    """The weights of a `Gemma`."""
-    layers = [{name: weight.get_value() for name, weight in layer.items()} for layer in gemma.layers]
-    return GemmaWeights(gemma.embeddings.get_value(), layers, gemma.norm.get_value())
 
 
 def hidden_states(module: TorchModule, weights: GemmaWeights, ids: jax.Array, mask: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from ltx2_cli.models.config import (
     config_problems,
     stated_sizes,
 )
-from ltx2_cli.models.gemma import Gemma, check_tokenizer, gemma_arch, language_model
+from ltx2_cli.models.gemma import Gemma, gemma_arch, language_model
 from ltx2_cli.models.networks import (
     BUILDERS,
     DENOISER,
@@ -35,6 +35,7 @@ from ltx2_cli.models.networks import (
     published_text_encoder,
 )
 from ltx2_cli.models.split_checkpoint import packed_config, read_split, text_encoder_beside
+from ltx2_cli.models.tokenizer import check_tokenizer
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared

@@ -7,7 +7,8 @@ from typing import Any
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.config import RENAMINGS, SECTIONS, Config
-from ltx2_cli.models.gemma import MODEL_TYPES, TOKENIZER_TENSOR
+from ltx2_cli.models.gemma import MODEL_TYPES
+from ltx2_cli.models.tokenizer import TOKENIZER_TENSOR
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.published import AUDIO_VAE_FILE, TEXT_ENCODER_FILE, VIDEO_VAE_FILE

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from ltx2_cli.models.gemma import Gemma
-from ltx2_cli.models.gemma_torch import GemmaWeights, KeyValues, build_torch_module, further_states, gemma_weights
+from ltx2_cli.models.gemma_torch import GemmaWeights, KeyValues, build_torch_module, further_states
 
 CANDIDATES = 64  # the likeliest tokens, of which one is drawn, as Gemma's own settings say
 CANDIDATES_PROBABILITY = 0.95  # of the likeliest together
@@ -19,7 +19,7 @@ class Written(NamedTuple):
     """The tokens that were written."""
 
     ids: Int32[Array, " most"]
-    count: Int32[Array, ""]  # of them; the last is a stop unless there are as many as may be
+    number: Int32[Array, ""]  # of them; the last is a stop unless there are as many as may be
 
 
 class _State(NamedTuple):
@@ -40,7 +40,7 @@ def generate(
 ) -> Written:
     """The tokens that follow the first `length` of `ids`, until one of `stops` or `most` are written. Temperature 0
     takes the likeliest; above, one is drawn from the likeliest by `key`."""
-    module, weights = build_torch_module(gemma.arch.config, gemma.arch.where), gemma_weights(gemma)
+    module, weights = build_torch_module(gemma.arch.config, gemma.arch.where), GemmaWeights(*gemma.weights)
     arch, slots = gemma.arch, len(ids) + most
     shapes = [
         (arch.num_hidden_layers // arch.period, 1, attention.key_value_heads, slots, attention.head_dim)
@@ -53,13 +53,13 @@ def generate(
         return _choose(_logits(weights, states), temperature, jax.random.fold_in(key, index))
 
     def unfinished(state: _State) -> jax.Array:
-        return (state.written.count < most) & ~jnp.isin(state.token, jnp.asarray(stops))
+        return (state.written.number < most) & ~jnp.isin(state.token, jnp.asarray(stops))
 
     def turn(state: _State) -> _State:
-        (written, count), token, caches = state
-        states, caches = further_states(module, weights, token[None, None], length + count - 1, caches)
-        token = following(states[0, 0], count)
-        return _State(Written(written.at[count].set(token), count + 1), token, caches)
+        (written, number), token, caches = state
+        states, caches = further_states(module, weights, token[None, None], length + number - 1, caches)
+        token = following(states[0, 0], number)
+        return _State(Written(written.at[number].set(token), number + 1), token, caches)
 
     states, caches = further_states(module, weights, ids[None], 0, empty)
     first = following(jax.lax.dynamic_index_in_dim(states[0], length - 1, keepdims=False), jnp.int32(0))

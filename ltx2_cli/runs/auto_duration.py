@@ -28,11 +28,12 @@ def check_duration_head(session: Session, plan: Plan) -> DurationHead | None:
 
 
 def plan_by_prompt(
-    session: Session, request: Request, plan: Plan, components: Components, head: DurationHead
+    session: Session, request: Request, plan: Plan, components: Components, start: RunState, head: DurationHead
 ) -> tuple[Plan, RunState]:
-    """The plan for the length that the head reads from the prompt, with `components` switched to it; and the state with
-    the contexts of the text, but for those of another mesh, which differ in their last bits from a replay's."""
-    state, spec = with_contexts(plan, components, START, session.report), plan.spec
+    """The plan for the length that the head reads from the prompt, with `components` switched to it; and the state
+    `start` with the contexts of the text, but for those of another mesh, which differ in their last bits from a
+    replay's."""
+    state, spec = with_contexts(plan, components, start, session.report), plan.spec
     contexts = state.contexts[plan.stages[0].connectors]
     seconds = head.seconds(Streams(*(stream[0] for stream in contexts)))  # the prompt is the first
     frames = predicted_frames(seconds, spec.fps, legal_lengths(spec))
@@ -41,4 +42,4 @@ def plan_by_prompt(
     validate(spec)
     with agreed_plan(session, replace(request, spec=spec)) as final:
         components.adopt(final)
-    return final, state if final.sharding == plan.sharding else START
+    return final, state if final.sharding == plan.sharding else replace(START, history=start.history)

@@ -27,6 +27,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.auto_duration import check_duration_head, plan_by_prompt
+from ltx2_cli.runs.enhance import check_enhancement, plan_with_prompt
 from ltx2_cli.runs.latents import check_source
 from ltx2_cli.runs.past_times import expected_time, remember
 from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan, check_downloads
@@ -40,16 +41,19 @@ def execute_request(
     """Make clips, or only warm up, after reporting the downloads, and the seed if it was `drawn`."""
     request = Request(spec, find_devices(), product=product)
     if not session.dry_run:
-        check_downloads(session, request, settings.auto_duration)
+        check_downloads(session, request, settings.auto_duration, bool(settings.enhancement))
     with agreed_plan(session, request, drawn) as plan:
         check_distinct(files, input_files(plan))
         head = check_duration_head(session, plan) if settings.auto_duration else None
+        chat = check_enhancement(session, plan) if settings.enhancement else None
     if session.dry_run:
         return
     components, start = open_components(plan), START
-    if head:
-        with forbid_compilation([]) if settings.no_compile else nullcontext():
-            plan, start = plan_by_prompt(session, request, plan, components, head)
+    with forbid_compilation([]) if settings.no_compile else nullcontext():
+        if chat and settings.enhancement:
+            request, plan, start = plan_with_prompt(session, request, plan, components, chat, settings.enhancement)
+        if head:
+            plan, start = plan_by_prompt(session, request, plan, components, start, head)
     if settings.no_compile:
         session.resources.enter_context(forbid_compilation(programs(plan, product)))
     if drawn and not settings.warmup:

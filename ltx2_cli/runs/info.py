@@ -129,6 +129,8 @@ def _record_rows(record: FileFacts) -> Iterator[Row]:
     if provenance.devices:
         meshes = ", ".join(f"{stage} on {mesh}" for stage, mesh in provenance.meshes.items())
         yield "devices", f"{provenance.devices}: {meshes}"
+    if provenance.enhanced_from is not None:
+        yield "enhanced from", provenance.enhanced_from
     if provenance.source:
         yield "went on from", f"{provenance.source.file} {provenance.source.sha256[:SHORT]}"
     for number, (file, digest) in enumerate(provenance.files.items()):

@@ -15,6 +15,7 @@ from PIL import Image
 
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.encode import abstract_contexts
+from ltx2_cli.core.enhance import Idea, enhance, open_chat
 from ltx2_cli.core.join import finished_clips
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import SILENT, START, advance, run, with_contexts
@@ -28,6 +29,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams
+from ltx2_cli.runs.settings import EnhanceSettings, read_instructions
 from ltx2_cli.weights.load import load_weights
 
 SCALES = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")
@@ -93,6 +95,17 @@ class LTX2:
         values, `DoesNotFitError` before anything is loaded."""
         with self._planned({"prompt": prompt, **arguments}) as (plan, components):
             return _output(plan, run(plan, components, self.report))
+
+    def enhance(
+        self, prompt: str, instructions: str | None = None, temperature: float = 0.0, generator: object = None
+    ) -> str:
+        """A detailed prompt that the text encoder writes from `prompt`. `instructions` take the place of the program's;
+        above temperature 0 tokens are drawn by the seed that is or was `generator`. Raises `UsageError` for a text
+        encoder that writes none."""
+        asked = EnhanceSettings(instructions=instructions or read_instructions(None), temperature=temperature)
+        with self._planned({"prompt": prompt, "generator": generator}) as (plan, components):
+            idea = Idea(prompt, asked.instructions, asked.temperature, plan.seeds[0])
+            return enhance(plan, open_chat(plan), idea, components, self.report).text
 
     def encode(self, prompt: str, **arguments: object) -> TextContexts:
         """What the denoiser reads of the prompt, and of the negative prompt where a pass does, by the connectors that

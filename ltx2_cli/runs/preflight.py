@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import RUN
 from ltx2_cli.console import columns, print_out, visible
+from ltx2_cli.core.enhance import check_writer
 from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.provenance import versions
 from ltx2_cli.errors import UnknownNetworkError, UsageError
@@ -170,12 +171,15 @@ def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iter
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}
 
 
-def check_downloads(session: Session, request: Request, auto_duration: bool = False) -> None:
-    """Report the downloads. Raises `CommandError` if they do not fit the devices or the disk, or lack the duration
-    head that `auto_duration` takes."""
+def check_downloads(session: Session, request: Request, auto_duration: bool = False, enhances: bool = False) -> None:
+    """Report the downloads. Raises `CommandError` if they do not fit the devices or the disk, lack the duration head
+    that `auto_duration` takes, or have a text encoder that does not write the prompt where it `enhances`."""
     with synchronized(session.hosts):
-        if (plan := check_published(request, session.typed)) and auto_duration:
-            find_duration_head(plan.spec.checkpoint, plan.arch, offline=True)
+        if plan := check_published(request, session.typed):
+            if auto_duration:
+                find_duration_head(plan.spec.checkpoint, plan.arch, offline=True)
+            if enhances:
+                check_writer(plan)
         downloads = missing_downloads(request.spec)
         check_disk_space(downloads)
         session.download_bytes = sum(file.size for file in downloads)

@@ -41,7 +41,7 @@ def write(
 ) -> list[int]:
     key, length = jax.random.key(seed), jnp.int32(len(ids))
     written: Written = program(gemma, padded(ids), length, jnp.float32(temperature), key, most=MOST, stops=stops)
-    return np.asarray(written.ids)[: int(written.count)].tolist()
+    return np.asarray(written.ids)[: int(written.number)].tolist()
 
 
 def by_transformers(reference: Gemma3ForCausalLM, ids: list[int], stops: list[int]) -> list[int]:

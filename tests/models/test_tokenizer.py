@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.spelling import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.gemma import check_tokenizer, tokenise
+from ltx2_cli.models.tokenizer import check_tokenizer, tokenise
 
 
 @pytest.fixture(scope="module")
