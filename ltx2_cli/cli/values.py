@@ -13,9 +13,10 @@ from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spelling import NAMES, of_condition
 from ltx2_cli.request.yaml import MAX_TEXT
 from ltx2_cli.runs.build_request import Layers, config_page
+from ltx2_cli.runs.enhance_settings import EnhanceSettings, read_instructions
 from ltx2_cli.runs.job_lines import STDIN
 from ltx2_cli.runs.jobs import BatchSettings
-from ltx2_cli.runs.settings import EnhanceSettings, RunSettings, read_instructions
+from ltx2_cli.runs.settings import RunSettings
 
 FILE_AT_FRAME = re.compile(r"(?P<path>.+?)(@(?P<frame>-?\d{1,9}))?(:(?P<strength>-?\d*\.?\d+))?", re.DOTALL)
 CONDITIONS = {  # by their kind

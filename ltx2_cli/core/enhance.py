@@ -16,12 +16,13 @@ from ltx2_cli.models.tokenizer import Chat
 from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.request.spelling import typed
 
 MOST_TOKENS = 512  # of a prompt that is written
 MOST_QUESTION = 8192  # tokens of instructions and idea
 BUCKET = 256  # tokens: a question's length is rounded up to a multiple, so that few programs are compiled
 REPLACEMENT = "\ufffd"  # for bytes that are no character
-PLAIN = str.maketrans(
+TYPOGRAPHY = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a\u2032", "'"),
         **dict.fromkeys("\u201c\u201d\u201e\u2033\u00ab\u00bb", '"'),
@@ -50,7 +51,7 @@ class EnhancedPrompt(NamedTuple):
 
 def check_writer(plan: Plan) -> None:
     """Raise `UsageError` for a text encoder that writes no prompts, before its weights are read."""
-    arch, other = plan.arch.text_encoder, "a prompt of another model: `ltx2 enhance --model ltx2.3`"
+    arch, other = plan.arch.text_encoder, f"`ltx2 enhance` with {typed('model', 'ltx2.3')}, and its prompt here"
     if arch.generation != GEMMA_3:
         raise UsageError(f"the text encoder of this model, {arch.generation}, is not trained to write prompts", other)
     config = json.loads(arch.config)
@@ -94,7 +95,7 @@ def enhance(plan: Plan, chat: Chat, idea: Idea, components: Components, report: 
 
 def clean_answer(text: str) -> str:
     """An answer as a prompt: one line from its first letter on, in plain characters."""
-    shown = (letter if letter.isprintable() and letter != REPLACEMENT else " " for letter in text.translate(PLAIN))
+    shown = (letter if letter.isprintable() and letter != REPLACEMENT else " " for letter in text.translate(TYPOGRAPHY))
     line = " ".join("".join(shown).split())
     return line[next((place for place, letter in enumerate(line) if letter.isalnum() or letter == '"'), len(line)) :]
 
@@ -106,7 +107,7 @@ def enhance_program(plan: Plan, chat: Chat, tokens: int) -> Program:
     arch: GemmaArch = plan.arch.text_encoder
     build_torch_module(arch.config, arch.where)  # now, in this thread: another lowers the program
     where = plan.sharding.replicated
-    function = jitted(_answer, where, sizes=_bucket(tokens), stops=chat.stops)
+    function = jitted(_answer, where, plan.sharding, sizes=_bucket(tokens), stops=chat.stops)
     others = ((_bucket(tokens),), np.int32), ((), np.int32), ((), np.float32), ((), np.uint32)
     abstract = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in others)
     return network_program(plan, "prompt", ["text_encoder"], function, *abstract)

@@ -3,7 +3,7 @@ no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import repeat
@@ -108,9 +108,11 @@ def further_states(
     ids: jax.Array,
     place: jax.Array | int,
     caches: Sequence[KeyValues],
+    ordered: Callable[[Sequence[LayerWeights]], Sequence[LayerWeights]],
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """The states [batch, tokens, channels] behind the final norm of the tokens `ids` from `place` on, which see those
-    before them in `caches`, one for each stack of layers; and the caches with them."""
+    before them in `caches`, one for each stack of layers; and the caches with them. `ordered` says how the layers of a
+    turn lie in memory."""
     slots, places = caches[0].keys.shape[-2], place + jnp.arange(ids.shape[1])
     distance = places[:, None] - jnp.arange(slots)[None, :]
     masks = _masks_by_distance(module.module.config, distance, jnp.ones((1, slots), bool))
@@ -121,7 +123,7 @@ def further_states(
 
     def turn(x: jax.Array, scanned: Any) -> tuple[jax.Array, list[KeyValues]]:
         written = [_Written(module.environment, cache, place) for cache in scanned[1]]
-        *_, x = _layer_states(module, scanned[0], x, masks, tables, written)
+        *_, x = _layer_states(module, ordered(scanned[0]), x, masks, tables, written)
         return x, [cache.new for cache in written]
 
     with _operators(module):

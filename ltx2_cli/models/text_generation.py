@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from ltx2_cli.models.gemma import Gemma
-from ltx2_cli.models.gemma_torch import GemmaWeights, KeyValues, build_torch_module, further_states
+from ltx2_cli.models.gemma_torch import GemmaWeights, KeyValues, LayerWeights, build_torch_module, further_states
+from ltx2_cli.parallel.constrain import as_placed
 
+ROWS = 8  # of a product: TPUs multiply one row by a matrix without their matrix units, in a layout of its own
 CANDIDATES = 64  # the likeliest tokens, of which one is drawn, as Gemma's own settings say
 CANDIDATES_PROBABILITY = 0.95  # of the likeliest together
 
@@ -41,34 +43,40 @@ def generate(
     """The tokens that follow the first `length` of `ids`, until one of `stops` or `most` are written. Temperature 0
     takes the likeliest; above, one is drawn from the likeliest by `key`."""
     module, weights = build_torch_module(gemma.arch.config, gemma.arch.where), GemmaWeights(*gemma.weights)
-    arch, slots = gemma.arch, len(ids) + most
+    arch, slots = gemma.arch, len(ids) + most + ROWS
     shapes = [
         (arch.num_hidden_layers // arch.period, 1, attention.key_value_heads, slots, attention.head_dim)
         for attention in arch.attention[: arch.period]
     ]
     empty = [KeyValues(*(jnp.zeros(shape, weights.embeddings.dtype) for _ in range(2))) for shape in shapes]
 
+    def ordered(stacks: Sequence[LayerWeights]) -> Sequence[LayerWeights]:
+        return [
+            {name: as_placed(place[name], matrix) for name, matrix in stack.items()}
+            for place, stack in zip(gemma.layers, stacks, strict=True)
+        ]
+
     def following(states: jax.Array, index: jax.Array) -> jax.Array:
-        """Token number `index` of the text, by the state [channels] of the one before."""
-        return _choose(_logits(weights, states), temperature, jax.random.fold_in(key, index))
+        """Token number `index` of the text, by the states [rows, channels] of the one before and of others."""
+        logits = jnp.einsum("rc,vc->rv", states, weights.embeddings, preferred_element_type=jnp.float32)
+        return _choose(logits[0], temperature, jax.random.fold_in(key, index))
 
     def unfinished(state: _State) -> jax.Array:
         return (state.written.number < most) & ~jnp.isin(state.token, jnp.asarray(stops))
 
     def turn(state: _State) -> _State:
         (written, number), token, caches = state
-        states, caches = further_states(module, weights, token[None, None], length + number - 1, caches)
-        token = following(states[0, 0], number)
+        # Behind the token are others: it does not see them, and the next ones take their places.
+        ids = jnp.full((1, ROWS), token)
+        states, caches = further_states(module, weights, ids, length + number - 1, caches, ordered)
+        token = following(states[0], number)
         return _State(Written(written.at[number].set(token), number + 1), token, caches)
 
-    states, caches = further_states(module, weights, ids[None], 0, empty)
-    first = following(jax.lax.dynamic_index_in_dim(states[0], length - 1, keepdims=False), jnp.int32(0))
+    states, caches = further_states(module, weights, ids[None], 0, empty, ordered)
+    last = jax.lax.dynamic_slice_in_dim(jnp.pad(states[0], ((0, ROWS), (0, 0))), length - 1, ROWS)
+    first = following(last, jnp.int32(0))
     written = Written(jnp.zeros(most, jnp.int32).at[0].set(first), jnp.int32(1))
     return jax.lax.while_loop(unfinished, turn, _State(written, first, caches)).written
-
-
-def _logits(weights: GemmaWeights, state: Float[Array, " channels"]) -> Float[Array, " vocabulary"]:
-    return jnp.einsum("vc,c->v", weights.embeddings, state, preferred_element_type=jnp.float32)
 
 
 def _choose(logits: Float[Array, " vocabulary"], temperature: Float[Array, ""], key: jax.Array) -> jax.Array:

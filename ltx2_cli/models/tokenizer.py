@@ -91,7 +91,7 @@ class Chat:
         if lacking := [token for token in (TURN, END_OF_TURN) if token not in vocabulary]:
             raise UsageError(
                 f"the text encoder follows no instructions: its tokenizer has no {lacking[0]}",
-                "a model with Gemma-3: --model ltx2.3",
+                "a checkpoint with Gemma-3 and its tokenizer",
             )
         return cls(tokenizer, tuple({vocabulary[END_OF_TURN], tokenizer.eos_token_id}))
 

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.layout import with_layout_constraint
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import Conditions
@@ -27,9 +26,9 @@ from ltx2_cli.models.transformer_inputs import (
 from ltx2_cli.nn.attention import KeysValues, Mask, TokenAxis, prepare_rope
 from ltx2_cli.nn.layer_loop import StackedLayers
 from ltx2_cli.nn.layers import AdaLayerNormSingle, Linear, layer_norm
-from ltx2_cli.parallel.constrain import active, constrain, pad_to_shards
+from ltx2_cli.parallel.constrain import active, as_placed, constrain, pad_to_shards
 from ltx2_cli.request.spec import BOTH, Streams
-from ltx2_cli.weights.declare import Scope, Weight, is_weight
+from ltx2_cli.weights.declare import Scope, is_weight
 
 T = TypeVar("T")
 OUTPUT_EPS = 1e-6
@@ -213,7 +212,11 @@ class Transformer(nnx.Module):
 
         def layer(x: Arrays, scanned: Layer, contexts: Mask) -> Arrays:
             block, keys_values, self_attention = scanned
-            block = jax.tree.map(_as_placed, self.blocks, block, is_leaf=is_weight)
+            block = jax.tree.map(
+                lambda stacked, part: part.with_value(as_placed(stacked, part.get_value())),
+                *(self.blocks, block),
+                is_leaf=is_weight,
+            )
             if keys_values is None:
                 keys_values = block.text_keys_values(tokens, modulation)
             context = keys_values if by_row else jax.tree.map(lambda array: array[contexts], keys_values)
@@ -229,21 +232,6 @@ class Transformer(nnx.Module):
             return block(x, context, shared, switches, isolated, away)
 
         return layer
-
-
-def _as_placed(stacked: Weight, layer: Weight) -> Weight:
-    """A layer of a stacked weight, constrained to the order of the stack in memory. In loops of steps, and in two loops
-    over the same layers, libtpu 0.0.42 would choose another order, and copy all weights first. The constraint is on
-    each device's part: on the whole array, every device would gather it."""
-    plan = active()
-    order = plan.layer_order(stacked) if plan else None
-    if plan is None or order is None:
-        return layer
-    part = PartitionSpec(*plan.weight(stacked.axes).spec[1:])
-    ordered: Callable[[jax.Array], jax.Array] = jax.shard_map(
-        lambda matrix: with_layout_constraint(matrix, order), mesh=plan.mesh, in_specs=part, out_specs=part
-    )
-    return layer.with_value(ordered(layer.get_value()))
 
 
 def _allowed(reuse: PassReuse | None, videos: int) -> PassReuse | None:

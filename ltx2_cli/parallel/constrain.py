@@ -1,15 +1,17 @@
 """The layout of activations in traced functions, by the sharding plan that is active."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.weights.declare import Weight
 
 _active: ContextVar[ShardingPlan | None] = ContextVar("active sharding plan", default=None)
 
@@ -61,6 +63,21 @@ def keep_row_major(part: jax.Array) -> jax.Array:
     if device().platform != "tpu":
         return part
     return with_layout_constraint(part, Layout(tuple(range(part.ndim))))
+
+
+def as_placed(stacked: Weight, layer: Any) -> Any:
+    """A layer of a stacked weight, constrained to the order of the stack in memory. In loops of steps, and in two loops
+    over the same layers, libtpu 0.0.42 would choose another order, and copy all weights first. The constraint is on
+    each device's part: on the whole array, every device would gather it."""
+    plan = _active.get()
+    order = plan.layer_order(stacked) if plan else None
+    if plan is None or order is None:
+        return layer
+    part = PartitionSpec(*plan.weight(stacked.axes).spec[1:])
+    ordered: Callable[[jax.Array], jax.Array] = jax.shard_map(
+        lambda matrix: with_layout_constraint(matrix, order), mesh=plan.mesh, in_specs=part, out_specs=part
+    )
+    return ordered(layer)
 
 
 def pad_to_shards(x: jax.Array, axes: tuple[str | None, ...], dimension: int) -> jax.Array:

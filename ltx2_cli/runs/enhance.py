@@ -15,9 +15,9 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import random_seed, validate
+from ltx2_cli.runs.enhance_settings import EnhanceSettings
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
 from ltx2_cli.runs.session import Session
-from ltx2_cli.runs.settings import EnhanceSettings
 
 WRITER = frozenset({"text_encoder"})  # the network that stays loaded between prompts, and to encode them
 

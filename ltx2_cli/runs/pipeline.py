@@ -29,7 +29,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams
-from ltx2_cli.runs.settings import EnhanceSettings, read_instructions
+from ltx2_cli.runs.enhance_settings import EnhanceSettings, read_instructions
 from ltx2_cli.weights.load import load_weights
 
 SCALES = ("guidance_scale", "stg_scale", "modality_scale", "guidance_rescale")

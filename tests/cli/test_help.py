@@ -115,7 +115,7 @@ def test_help_shows_every_option_and_examples(ltx2: Run):
     assert "-o " in shown
     assert "REPO[@REV]" in shown
     examples = re.compile(r"^ *ltx2 generate [-\"]", re.MULTILINE)
-    assert len(examples.findall(shown)) == 10
+    assert len(examples.findall(shown)) == 11
 
 
 def test_help_has_an_example_of_every_verb_and_all_exit_codes(ltx2: Run):

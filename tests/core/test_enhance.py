@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 from clips import TEXT_TOKENS, Checkpoint
 from ltx2_cli import LTX2
 from ltx2_cli.core.enhance import MOST_TOKENS, clean_answer
-from ltx2_cli.runs.settings import read_instructions
+from ltx2_cli.runs.enhance_settings import read_instructions
 from program import run_program, signal_at
 from tiny import tiny_pipeline
 

@@ -10,10 +10,15 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from compilers import needs_libtpu
 from gemmas import ALTERNATING, LISTED, config
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.text_generation import Written, generate
+from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
+from ltx2_cli.weights.quantized_matrix import placed
 from parity import adopt, randomise
 
 MOST = 24
@@ -107,3 +112,20 @@ def test_devices_write_what_one_writes(pair):
         return weight.with_value(jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes))))
 
     assert write(map_weights(place, gemma), LONG) == write(gemma, LONG)
+
+
+@needs_libtpu
+def test_a_tpu_copies_no_stack_of_layers() -> None:
+    """In the loop of tokens, within which is one of layers, matrices lie as they were placed."""
+    text = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "head_dim": 128, "vocab_size": 1024}
+    arch = gemma_arch(config(text | {"layer_types": 8 * ["full_attention"]}), "config.json")
+    plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
+    gemma = map_weights(
+        lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))),
+        Gemma(Scope("bfloat16"), arch),
+    )
+    others = ((BUCKET,), jnp.int32), ((), jnp.int32), ((), jnp.float32), ((), jax.random.key(0).dtype)
+    abstract = (jax.ShapeDtypeStruct(shape, dtype, sharding=plan.replicated) for shape, dtype in others)
+    function = jitted(generate, plan.replicated, plan, most=MOST, stops=(1,))
+    memory = function.lower(gemma, *abstract).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.3 * memory.argument_size_in_bytes
