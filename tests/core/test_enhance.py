@@ -68,8 +68,10 @@ def by_transformers(folder: Path, idea: str) -> str:
     return clean_answer(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def test_the_text_is_that_of_transformers(writer, monkeypatch, capsys):
-    assert run_program(monkeypatch, "enhance", IDEAS[0], *options(writer)) == 0
+@pytest.mark.parametrize("more", ["", "--sharding trillium", "--offload layers"])
+def test_the_text_is_that_of_transformers(writer, monkeypatch, capsys, more):
+    """On one device and on eight, and with layers that come from the host's memory."""
+    assert run_program(monkeypatch, "enhance", IDEAS[0], *options(writer), *more.split()) == 0
     assert capsys.readouterr().out == by_transformers(writer, IDEAS[0]) + "\n"
 
 
