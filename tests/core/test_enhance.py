@@ -79,7 +79,7 @@ def test_many_ideas_are_written_alike_again(writer, monkeypatch, capsys):
     texts = []
     for more in ([], ["--json"]):
         monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(IDEAS)))
-        assert run_program(monkeypatch, "enhance", "-", *options(writer, *more)) == 0
+        assert run_program(monkeypatch, "enhance", "-", *options(writer, "--sharding", "single", *more)) == 0
         texts.append(capsys.readouterr().out)
     lines, result = texts[0].splitlines(), json.loads(texts[1])
     assert [each["prompt"] for each in result["prompts"]] == IDEAS
