@@ -77,15 +77,16 @@ def test_the_text_is_that_of_transformers(writer, monkeypatch, capsys, more):
 
 def test_many_ideas_are_written_alike_again(writer, monkeypatch, capsys):
     texts = []
-    for more in ([], ["--json"]):
-        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(IDEAS)))
+    for ideas, more in ((IDEAS, ["--json"]), (IDEAS[::5], [])):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(ideas)))
         assert run_program(monkeypatch, "enhance", "-", *options(writer, "--sharding", "single", *more)) == 0
         texts.append(capsys.readouterr().out)
-    lines, result = texts[0].splitlines(), json.loads(texts[1])
-    assert [each["prompt"] for each in result["prompts"]] == IDEAS
-    assert [each["enhanced"] for each in result["prompts"]] == lines
+    prompts = json.loads(texts[0])["prompts"]
+    assert [each["prompt"] for each in prompts] == IDEAS
+    assert all(0 < each["tokens"] <= MOST_TOKENS for each in prompts)
+    lines = [each["enhanced"] for each in prompts]
+    assert texts[1].splitlines() == lines[::5]
     assert len({*lines}) > len(IDEAS) / 2
-    assert all(0 < each["tokens"] <= MOST_TOKENS for each in result["prompts"])
 
 
 def made(monkeypatch: pytest.MonkeyPatch, folder: Path, clip: Path, *more: str) -> dict[str, object]:
