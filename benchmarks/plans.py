@@ -35,13 +35,14 @@ from ltx2_cli.plan.resolve import Plan, plan_offline
 FOLDER = Path(__file__).parent
 ROWS, RESULTS = FOLDER / "plans.json", FOLDER / "results.md"
 BEGIN = "<!-- of TPU slices: written by `make results` -->"
-# Guidance that needs two passes: the prompt and the negative prompt. LTX-2.3 has the four of its recipe.
+# Guidance that needs two passes: the prompt and the negative prompt. LTX-2.3 has the four of its recipe, and so has the
+# dev recipe of LTX-2.5; its usual one, distilled, has one pass.
 TWO_PASSES: dict[str, object] = {
     f"guidance.{stream}.{scale}": value
     for stream in ("video", "audio")
     for scale, value in (("stg_scale", 0), ("modality_scale", 1))
 }
-GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}}
+GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}, "ltx2.5": {"recipe": "one_stage"}}
 NETWORKS = "networks"
 PHASES = {"text encoder": "encode", "connectors": "connect", "upsample": "upsample"}  # each is one program
 PROGRAMS = (*PHASES, "frames", "audio")
@@ -99,7 +100,7 @@ def plan_of(name: str) -> Plan:
     jax.config.update("jax_platforms", "cpu")
     keys: dict[str, object] = {"prompt": "a", "model": model, "num_frames": 121}
     if size == NETWORKS:
-        keys["recipe"] = "two_stage"
+        keys |= {"recipe": "two_stage", "width": 768, "height": 512}
     else:
         width, height = map(int, size.split("x"))
         keys |= {"width": width, "height": height, **GUIDANCE[model]}
@@ -159,7 +160,7 @@ def line(name: str, row: dict[str, Any]) -> str:
     """A row of the table."""
     scheduled, by_xla = sum(row["cycles"]["by_scope"].values()), row["cycles"]["by_xla"]
     mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items() if size > 1)
-    passes = "2" if GUIDANCE[name.split()[0]] else "4"
+    passes = "2" if GUIDANCE[name.split()[0]] is TWO_PASSES else "4"
     peer = f"{by_xla / 1e6 / PEER[name]:.2f}" if name in PEER else ""
     cycles = [f"{number / 1e6:.1f}" for number in (row["floor"], scheduled, by_xla)]
     ratio = f"{scheduled / row['floor']:.2f}"

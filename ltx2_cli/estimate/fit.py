@@ -41,6 +41,7 @@ from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request import spelling
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_sharding, read_spec
 from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
+from ltx2_cli.request.validation import spec_problems
 from ltx2_cli.units import quantity
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
@@ -263,9 +264,12 @@ class Suggestions:
                 yield shorter
 
     def largest(self, start: Alternative, key: str, numbers: range) -> Alternative | None:
-        """`start` with the largest of `numbers` that fits; None if none does. All below one that fits do."""
-        count = bisect_left(numbers, True, key=lambda number: not self.fits(start.also(setting(**{key: number}))))
-        return start.also(setting(**{key: numbers[count - 1]})) if count else None
+        """`start` with the largest of `numbers` that fits; None if none does. Of those that the request may have, all
+        below one that fits do."""
+        choices = [start.also(setting(**{key: number})) for number in numbers]
+        legal = [choice for choice in choices if not any(spec_problems(replace(self.plan.spec, **choice.values)))]
+        count = bisect_left(legal, True, key=lambda choice: not self.fits(choice))
+        return legal[count - 1] if count else None
 
     @cached_property
     def units(self) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 from ltx2_cli.weights.tensors import MatrixType
 from ltx2_cli.weights.transfer import LoraDeltas
 
+SLOWEST, FASTEST = 23, 30  # frames a second: recipes are published for 24 to 30, at 48 users report blurred motion
 MAX_STRENGTH = 10  # of a LoRA; usual are 0.5 to 1.5
 
 
@@ -151,11 +152,14 @@ def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]
 
 def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:
     """Sentences about a size, length or frame rate outside the training data, if the checkpoint lists its own, else
-    about a length of more than 20 s."""
+    about a length of more than 20 s and unusual frame rates."""
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         if spec.num_frames > (longest := longest_clip(spec.fps)):
             seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
             yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
+        if not SLOWEST <= spec.fps <= FASTEST:
+            usual = typed("fps", 24 if spec.fps < SLOWEST else FASTEST)
+            yield f"models are used at 24 to {FASTEST} frames a second; at {spec.fps:g}, motion may be wrong: {usual}"
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]

@@ -13,6 +13,7 @@ from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.fit import INT8_CHANGES, Alternative, Request, available_memory, check_fit
 from ltx2_cli.estimate.fit import PROGRAM_FRACTION as MOST_OF_A_GPU
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.validation import validate
 
 DEVICES = {
     "v6e-1": tpus("TPU v6 lite", 1),
@@ -150,3 +151,14 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
     memory = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 8 * memory(name) if name == "SC_PHYS_PAGES" else memory(name))
     check_fit(request, request.plan(), str)
+
+
+def test_a_smaller_clip_still_has_all_its_segments() -> None:
+    """A shorter one that ends before its last segment would be refused."""
+    request = ask(gpu(80), model="ltx2.3", sharding="single", num_frames=4001, segments=["150s: it runs"])
+    _, suggested = refusal(request)
+    assert suggested is not None
+    assert fits_now(request, suggested)
+    spec = replace(request.plan().spec, **suggested.values)
+    validate(spec)
+    assert spec.width * spec.height < 768 * 512

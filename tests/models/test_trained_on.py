@@ -88,6 +88,22 @@ def test_without_the_list_a_clip_of_more_than_20_seconds_is_warned_about(
     assert [warning.rpartition("--num-frames ")[2] for warning in warnings] == [nearest] * bool(nearest)
 
 
+@pytest.mark.parametrize(
+    ("fps", "told"),
+    [
+        (23.976, ""),
+        (30, ""),
+        (12.5, "at 12.5, motion may be wrong: --fps 24"),
+        (48, "at 48, motion may be wrong: --fps 30"),
+    ],
+)
+def test_without_the_list_an_unusual_frame_rate_is_warned_about(fps: float, told: str, tmp_path: Path) -> None:
+    checkpoint = replace(open_folder(DEMO_FOLDER), where=tmp_path)
+    spec = read_spec(model="demo", prompt="rain", fps=fps)
+    warnings = list(checkpoint_warnings(spec, open_inputs(spec, checkpoint, (), None, None), ()))
+    assert [warning.rpartition("; ")[2] for warning in warnings] == [told] * bool(told)
+
+
 def test_the_embedded_model_has_the_list() -> None:
     trained_on = read_trained_on(DEMO_FOLDER)
     assert trained_on is not None
