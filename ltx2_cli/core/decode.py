@@ -135,11 +135,11 @@ def _on_first_host(output: tuple[jax.Array, jax.Array], what: str, plan: Plan) -
 
 
 def _frames(vae: VideoVAE, latents: jax.Array, decoding: DecodePlan) -> tuple[jax.Array, jax.Array]:
-    """Latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3]."""
+    """Latents [videos, frames, height, width, channels] to levels [videos, frames, height, width · 3]."""
 
     def part(vae: VideoVAE, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         assert not isinstance(decoding.tiles, PixelTiles)
-        levels, finite = decode_tiled(vae, latents, decoding.tiles)
+        levels, finite = decode_tiled(vae, latents, decoding.tiles, decoding.white)
         return levels, finite.reshape(1, 1, 1)
 
     where, whose = decoding.latents.spec, PartitionSpec(VIDEO_AXIS, *IMAGE_AXES)

@@ -17,7 +17,7 @@ from ltx2_cli.diffusion.latents import pixel_noise_key
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.decoding import TILE_AXIS, VIDEO_AXIS
+from ltx2_cli.plan.decoding import TILE_AXIS, VIDEO_AXIS, WHITE, level_type
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.published import DIFFUSION_DECODER
@@ -29,12 +29,12 @@ REPLICATED, OF_VIDEOS, OF_TILES = PartitionSpec(), PartitionSpec(VIDEO_AXIS), Pa
 def decode_by_tiles(
     plan: Plan, network: Any, latents: jax.Array, seeds: np.ndarray, otherwise: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """The frames uint8 [frames, height, width, 3] of each of these videos, of latents [videos, frames, height, width,
+    """The frames [frames, height, width, 3] of each of these videos, of latents [videos, frames, height, width,
     channels], on the first host; `otherwise` on the others."""
     begin, tile = tile_programs(plan)
     tiles, at_once = _tiles(plan), plan.decoding.mesh.shape[TILE_AXIS]
     features, seeds = begin(network, latents), to_devices(seeds, _of_videos(plan))
-    blends = [TileBlend(tiles) for _ in range(len(latents))]
+    blends = [TileBlend(tiles, plan.decoding.white) for _ in range(len(latents))]
     ahead: deque[tuple[int, tuple[jax.Array, jax.Array]]] = deque()
     for turn in range(0, len(tiles.starts), at_once):
         ahead.append((turn, tile(network, features, seeds, np.int32(turn))))
@@ -129,7 +129,8 @@ class TileBlend:
     """The frames of a video from its tiles, added in their order. Where tiles overlap, the weight of the later one
     rises linearly from 0. Frames are float32 until no further tile has them."""
 
-    def __init__(self, tiles: PixelTiles):
+    def __init__(self, tiles: PixelTiles, white: int = WHITE):
+        self.white = white
         self.starts = [*np.ndindex(tiles.counts)]
         self.axes = [*tiles.pixel_axes()]
         (frames, _), *sides = self.axes
@@ -151,7 +152,7 @@ class TileBlend:
         self.open[:, row : row + piece.shape[1], column * 3 : column * 3 + piece.shape[2]] += weighted
 
     def frames(self) -> np.ndarray:
-        """All frames, uint8 [frames, height, width, 3], once all tiles were added."""
+        """All frames [frames, height, width, 3], once all tiles were added."""
         self._finish(self.first + len(self.open))
         whole = np.concatenate(self.done)
         return whole.reshape(*whole.shape[:2], -1, 3)
@@ -160,8 +161,8 @@ class TileBlend:
         """Round the frames before `frame`, and go on behind them."""
         count = frame - self.first
         if count:
-            levels = np.rint(np.clip((self.open[:count] + 1) / 2, 0, 1) * 255)
-            self.done.append(levels.astype(np.uint8))
+            levels = np.rint(np.clip((self.open[:count] + 1) / 2, 0, 1) * self.white)
+            self.done.append(levels.astype(level_type(self.white)))
             self.open = np.concatenate([self.open[count:], np.zeros_like(self.open[:count])])
             self.first = frame
 

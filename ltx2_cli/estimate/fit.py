@@ -98,6 +98,7 @@ class Request:
     fixed: Callable[[str], bool] = frozenset[str]().__contains__  # dotted keys that it cannot change
     on_slice: bool = False  # the devices are those of a described TPU slice or host: another may be named
     corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
+    deep: bool = False  # frames are of 16 bits
 
     def plan(self) -> Plan:
         """The plan by configs alone. Raises `UsageError` if the request cannot be run."""
@@ -108,7 +109,10 @@ class Request:
         return self.until_end(resolve(self.spec, self.source))
 
     def until_end(self, plan: Plan) -> Plan:
-        """The part of a plan that the command runs."""
+        """The part of a plan that the command runs, with frames as it wants them."""
+        if self.deep:
+            size = plan.num_frames, plan.spec.height, plan.spec.width
+            plan = replace(plan, decoding=plan.decoding.deep(*size))
         return stage1_plan(plan) if self.product is Product.drafts else plan
 
     def memory(self, plan: Plan) -> dict[str, PhaseMemory]:

@@ -1,12 +1,12 @@
 """A finished clip in memory: video frames and an audio waveform."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-Frames = NDArray[np.uint8]  # [frames, height, width, RGB]
+Frames = NDArray[np.uint8] | NDArray[np.uint16]  # [frames, height, width, RGB]
 # of a clip without video, or without audio
 NO_FRAMES, NO_AUDIO = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 
@@ -30,3 +30,10 @@ class Media:
     fps: float
     sample_rate: int
     original: Original | None = None  # None: the whole clip is new
+
+    @property
+    def in_8_bits(self) -> "Media":
+        """The same clip, with frames of 8 bits."""
+        if self.frames.dtype == np.uint8:
+            return self
+        return replace(self, frames=((self.frames.astype(np.uint32) + 128) // 257).astype(np.uint8))

@@ -19,6 +19,7 @@ from ltx2_cli.media.file_cache import FileCache
 READABLE_VIDEOS = "a video that ffmpeg reads: MP4, MOV, WebM, MKV, …"
 
 KEY_PREFIX = "ltx2."  # of the keys of our metadata
+MATROSKA = b"\x1a\x45\xdf\xa3"
 ENTRY = re.compile(r"^((?:\\.|[^\\=\n])+)=((?:\\[\s\S]|[^\\\n])*)$", re.MULTILINE)
 ESCAPED = re.compile(r"\\([\s\S])")
 LEAST_WAV = 44  # bytes of its header
@@ -83,9 +84,10 @@ class VideoFile:
 
 
 def is_video(path: Path) -> bool:
-    """Whether a file begins as an mp4 does. Raises `OSError` where it cannot be read."""
+    """Whether a file begins as an mp4, a MOV or a Matroska file does. Raises `OSError` where it cannot be read."""
     with path.open("rb") as file:
-        return file.read(8)[4:] == b"ftyp"  # the name of its first box
+        begin = file.read(8)
+    return begin[4:] == b"ftyp" or begin[:4] == MATROSKA  # the name of a first box, or an element's number
 
 
 def open_video(path: Path) -> VideoFile:
@@ -102,7 +104,8 @@ def _open(path: Path) -> VideoFile:
         file.seek(0)
         stated = ENTRY.findall(read_printed(path, file))
     pairs = [[ESCAPED.sub(r"\1", text) for text in pair] for pair in stated]
-    metadata = {key.removeprefix(KEY_PREFIX): text for key, text in pairs if key.startswith(KEY_PREFIX)}
+    lower = [(key.lower(), text) for key, text in pairs]  # Matroska's are in capitals
+    metadata = {key.removeprefix(KEY_PREFIX): text for key, text in lower if key.startswith(KEY_PREFIX)}
     facts = dict(re.findall(r"^#(\w+ \d): +(.*)$", printed, re.MULTILINE))
     packets = PACKET.findall(printed)
     units = sum(int(length) for _, length, _ in packets)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,36 @@ WAV = ".wav"
 SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format escapes
 
 # BT.709 in limited range, converted and tagged: players disagree about untagged files.
-TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv420p"
+TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv"
 TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-ENCODE_VIDEO = ["-vf", f"{TO_YUV},{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
-ENCODE_AUDIO = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
+H264 = [f"{TO_YUV}420p,{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
-MP4_ARGUMENTS = ["-movflags", "+faststart+use_metadata_tags", "-f", "mp4"]
+TAGGED = ["-movflags", "+faststart+use_metadata_tags"]
+
+
+class Container(NamedTuple):
+    """How a kind of file is written: ffmpeg's arguments."""
+
+    video: list[str]
+    audio: list[str]
+    file: list[str]
+
+
+# Master files, by their ending: ProRes 4444, 10 bits, for editing; and FFV1, lossless, of all 16 bits.
+PRORES = [f"{TO_YUV}444p10le,{TAGS}", "-c:v", "prores_ks", "-profile:v", "4444", "-vendor", "apl0"]
+FFV1 = ["format=gbrp16le", "-c:v", "ffv1", "-level", "3", "-slices", "4", "-slicecrc", "1"]
+PCM = ["-c:a", "pcm_s24le"]
+MP4 = Container(["-vf", *H264], ["-c:a", "aac", "-b:a", "192k", "-ac", "2"], [*TAGGED, "-f", "mp4"])
+MASTERS = {
+    ".mov": Container(["-vf", *PRORES], PCM, [*TAGGED, "-f", "mov"]),
+    ".mkv": Container(["-vf", *FFV1], PCM, ["-f", "matroska"]),
+}
+
+
+def write_master(media: Media, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write frames of 16 bits and audio to a master file, as its name says: ProRes in a .mov, FFV1 in a .mkv, both with
+    uncompressed audio. Raises as `write_mp4`."""
+    _write_container(media, path, metadata, MASTERS[path.suffix.lower()])
 
 
 def write_mp4(
@@ -36,6 +61,17 @@ def write_mp4(
     """Write H.264, AAC and metadata to `path`, replacing an existing file. Packets are copied from the files
     `copied_video` (a .txt: a list of such files) and `copied_audio`. Raises `RunError` with the reason of the system or
     of ffmpeg."""
+    _write_container(media, path, metadata, MP4, copied_video, copied_audio)
+
+
+def _write_container(
+    media: Media,
+    path: Path,
+    metadata: Mapping[str, str],
+    container: Container,
+    copied_video: Path | None = None,
+    copied_audio: Path | None = None,
+) -> None:
     with replacing(path) as temporary:
         samples, tags = temporary.with_suffix(".f32"), temporary.with_suffix(".tags")
         samples.write_bytes(media.waveform.clip(-1, 1).astype("<f4").tobytes())
@@ -45,9 +81,9 @@ def write_mp4(
         rate, channels = (str(number) for number in (media.sample_rate, media.waveform.shape[1]))
         raw = own_input("f32le", samples, "-ar", rate, "-ac", channels)
         heard = (untrusted_input(copied_audio) if copied_audio else raw) if len(media.waveform) else []
-        streams = ["-map", "0:v", *(["-c:v", "copy"] if copied_video else ENCODE_VIDEO)]
-        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if copied_audio else ENCODE_AUDIO)] if heard else []
-        command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *MP4_ARGUMENTS]
+        streams = ["-map", "0:v", *(["-c:v", "copy"] if copied_video else container.video)]
+        streams += ["-map", "2:a:0", *(["-c:a", "copy"] if copied_audio else container.audio)] if heard else []
+        command = [*own_input("ffmetadata", tags), *heard, *streams, "-map_metadata", "1", *container.file]
         if copied_video:
             kept = (
                 own_input("concat", copied_video, "-safe", "0")
@@ -96,5 +132,6 @@ def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
-    frames = own_input("rawvideo", None, "-pix_fmt", "rgb24", "-s", size, "-framerate", str(rate))
-    run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data)
+    pixels = "rgb24" if media.frames.dtype == np.uint8 else "rgb48le"
+    frames = own_input("rawvideo", None, "-pix_fmt", pixels, "-s", size, "-framerate", str(rate))
+    run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data.cast("B"))

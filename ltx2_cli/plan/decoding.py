@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import Weight, kinds, weights
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
+WHITE, DEEP_WHITE = 2**8 - 1, 2**16 - 1  # the highest level of a colour in 8 and in 16 bits
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
 # Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
@@ -125,13 +126,15 @@ def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
     return FLOAT32_BYTES if device.platform == "cpu" else kernel.dtype.itemsize
 
 
-def decode_tiled(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tuple[jax.Array, jax.Array]:
-    """Decode normalised latents [videos, frames, height, width, channels] to uint8 [videos, frames, height, width · 3],
-    and whether the pixels are finite. Colours are along the width: on an accelerator, an array whose last axis is 3
-    takes forty times its size."""
+def decode_tiled(
+    vae: VideoVAE, latents: jax.Array, tiles: Tiles | None, white: int = WHITE
+) -> tuple[jax.Array, jax.Array]:
+    """Decode normalised latents [videos, frames, height, width, channels] to levels from 0 to `white` [videos, frames,
+    height, width · 3], and whether the pixels are finite. Colours are along the width: on an accelerator, an array
+    whose last axis is 3 takes forty times its size."""
     decoder, latents = vae.decoder, vae.statistics.denormalise(latents)
     if tiles is None:
-        return _levels(decoder(latents))
+        return _levels(decoder(latents), white)
     x = decoder.head(latents, tiles.cut)
     _, frames, height, width, _ = x.shape
     cuts, scales = tile_video(decoder, tiles, (frames, height, width)), output_scale(decoder, tiles.cut)
@@ -140,7 +143,7 @@ def decode_tiled(vae: VideoVAE, latents: jax.Array, tiles: Tiles | None) -> tupl
 
     def tile(start: jax.Array, skipped: jax.Array) -> tuple[jax.Array, jax.Array]:
         seen = _part(x, start, [axis.read_size for axis in cuts])
-        return _levels(_part(decoder.tail(seen, tiles.cut), skipped, kept))
+        return _levels(_part(decoder.tail(seen, tiles.cut), skipped, kept), white)
 
     read_starts = np.array(list(product(*(axis.read_starts for axis in cuts))))
     write_starts = np.array(list(product(*(axis.write_starts for axis in cuts))))
@@ -152,10 +155,15 @@ def _part(x: jax.Array, start: jax.Array, size: Sequence[int]) -> jax.Array:
     return jax.lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
 
 
-def _levels(pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """uint8 of pixels in [-1, 1], colours along the width; whether they are finite."""
+def level_type(white: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest type of levels from 0 to `white`."""
+    return np.uint8 if white <= WHITE else np.uint16
+
+
+def _levels(pixels: jax.Array, white: int) -> tuple[jax.Array, jax.Array]:
+    """Levels from 0 to `white` of pixels in [-1, 1], colours along the width; whether they are finite."""
     pixels = pixels.astype(jnp.float32)
-    levels = jnp.round(jnp.clip((pixels + 1) / 2, 0, 1) * 255).astype(jnp.uint8)
+    levels = jnp.round(jnp.clip((pixels + 1) / 2, 0, 1) * white).astype(level_type(white))
     return levels.reshape(*pixels.shape[:3], -1), jnp.isfinite(pixels).all()
 
 
@@ -188,11 +196,19 @@ class DecodePlan:
     whole: NamedSharding  # of weights: replicated
     tokens: NamedSharding  # of audio latents [videos, tokens, channels], and of waveforms
     latents: NamedSharding  # of [videos, frames, height, width, channels], and of frames
+    white: int = WHITE  # the highest level of a colour
 
     @property
     def bytes(self) -> int:
         """Approximate bytes of decoding on each device, without weights."""
         return (sum if self.at_once else max)((self.video_bytes, self.audio_bytes))
+
+    def deep(self, frames: int, height: int, width: int) -> "DecodePlan":
+        """The plan for a clip of this size with levels of 16 bits. The diffusion decoder's are made on the host."""
+        parts = math.prod(self.mesh.shape[axis] for axis in IMAGE_AXES)
+        copies = 0 if isinstance(self.tiles, PixelTiles) else 2 if self.tiles else 1  # as in `video_decode_bytes`
+        further = copies * 3 * frames * height * width // parts
+        return replace(self, white=DEEP_WHITE, video_bytes=self.video_bytes + further)
 
 
 class _Split(NamedTuple):
@@ -271,8 +287,8 @@ def _decode_plan(
     """`needed`: bytes for the video and for the audio."""
     mesh = _mesh(devices, split)
     axes = ((), (VIDEO_AXIS,), (VIDEO_AXIS, None, *IMAGE_AXES))
-    shardings = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, *needed, sum(needed) <= budget, split.videos, *shardings)
+    whole, tokens, latents = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
+    return DecodePlan(mesh, tiles, *needed, sum(needed) <= budget, split.videos, whole, tokens, latents)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:

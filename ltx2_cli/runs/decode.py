@@ -11,15 +11,16 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.media.write import WAV, write_frames, write_mp4, write_wav
+from ltx2_cli.media.write import MASTERS, WAV, write_frames, write_master, write_mp4, write_wav
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import SECTION
-from ltx2_cli.request.spec import Streams
+from ltx2_cli.request.spec import DType, Streams
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import check_shapes, latents_request
 from ltx2_cli.runs.session import Session, file_facts, request_facts, synchronized
 
-OUTPUT_ENDINGS = (".mp4", ".wav", ".png")
+OUTPUT_ENDINGS = (".mp4", ".wav", ".png", *MASTERS)
 FRAMES = "frames"
 UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "lora": [],
@@ -28,7 +29,7 @@ UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "reference_strength": 1.0,
     "audio": None,
 }
-OUTPUTS = "FILE.mp4, FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+OUTPUTS = "FILE.mp4, FILE.mov or .mkv (masters), FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
 
 
 def decode_clips(
@@ -71,36 +72,42 @@ def decode_clips(
     from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
-    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, fixed=FIXED_BY_LATENTS)
+    deep = not MASTERS.keys().isdisjoint(kinds.values())
+    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, deep=deep, fixed=FIXED_BY_LATENTS)
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
     if session.dry_run:
         return
     report = session.measuring()
-    audio = WAV in kinds.values() or (".mp4" in kinds.values() and not silent)
+    audio = WAV in kinds.values() or (not silent and not {".mp4", *MASTERS}.isdisjoint(kinds.values()))
+    if deep and plan.dtype is not DType.float32:
+        hint = f"{typed('dtype', 'float32')} makes more levels"
+        report.note(f"a decoder in {plan.dtype.value} makes about 8 bits of a colour: {hint}")
     streams = Streams({*kinds.values()} != {".wav"}, audio)
     media = decode_file(plan, file.read(), open_components(plan), report, streams)
     if not session.hosts.first:
         return
     for path, kind in kinds.items():
         with report.activity("write"):
-            shown = replace(media, waveform=media.waveform[:0]) if silent and kind == ".mp4" else media
-            _write(shown, path, kind, spec.prompt, file.metadata)
-        session.show(path, clip_flaws(media) if path == files[0].path else ())
+            _write(media, path, kind, spec.prompt, file.metadata, silent)
+        session.show(path, clip_flaws(media.in_8_bits) if path == files[0].path else ())
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
-def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str]) -> None:
-    """Write a file of one of the kinds."""
+def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str], silent: bool) -> None:
+    """Write a file of one of the kinds, of videos with the metadata of the latents."""
+    shown = replace(media, waveform=media.waveform[:0]) if silent else media
     match kind:
-        case ".mp4":  # with the metadata of its latents
-            write_mp4(media, path, metadata)
+        case ".mp4":
+            write_mp4(shown.in_8_bits, path, metadata)
+        case ".mov" | ".mkv":
+            write_master(shown, path, metadata)
         case ".wav":
             write_wav(media, path)
         case ".png":
-            write_contact_sheet([(prompt, media)], path)
+            write_contact_sheet([(prompt, media.in_8_bits)], path)
         case _:
-            write_frames(media, path)
+            write_frames(media.in_8_bits, path)
 
 
 def _kinds(names: Sequence[str]) -> dict[Path, str]:

@@ -25,9 +25,7 @@ from ltx2_cli.weights.published import DIFFUSION_DECODER
 from ltx2_cli.weights.quantized_files import DENOISER_PREFIX
 from ltx2_cli.weights.tensors import Tensor
 
-INSPECTABLE = (
-    "known are latents, mp4 videos, WAVs, records, checkpoints and files of their networks, LoRAs, latent upsamplers"
-)
+INSPECTABLE = "known are latents, videos, WAVs, records, checkpoints, files of their networks, LoRAs and upsamplers"
 UPSAMPLER_TENSOR = "initial_conv.weight"  # a tensor of every latent upsampler
 BARE_DENOISER_TENSOR = "patchify_proj.weight"  # a tensor of every denoiser
 DIFFUSION_DECODER_TENSOR = "decoder.diff_blocks.0.context_proj.weight"  # a tensor of every diffusion decoder

@@ -7,6 +7,7 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -65,6 +66,58 @@ def test_saved_latents_decode_to_the_clip_of_their_run(
     with Image.open(outputs[3]) as sheet, Image.open(outputs[2] / "00000.png") as first:
         assert sheet.width > 2 * first.width
         assert sheet.crop((6, 26, 6 + first.width, 26 + first.height)).tobytes() == first.convert("RGB").tobytes()
+
+
+def frames_of(path: Path, pixels: str) -> np.ndarray:
+    """Frames of a file as ffmpeg decodes them, [frames, height, width, RGB]."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", path, "-f", "rawvideo"]
+    raw = subprocess.run([*command, "-pix_fmt", pixels, "-"], capture_output=True, check=True).stdout
+    return np.frombuffer(raw, "<u2" if "48" in pixels else "u1").reshape(-1, *SMALL.size[1:3], 3)
+
+
+def by_diffusers(checkpoint: Checkpoint, latents: Path) -> np.ndarray:
+    """Frames in 0 to 1 of saved latents by diffusers' decoder, [frames, height, width, RGB]."""
+    vae = checkpoint.pipeline.vae
+    saved = torch.from_numpy(open_latents(latents).read().video)
+    mean, std = (statistic.reshape(1, -1, 1, 1, 1) for statistic in (vae.latents_mean, vae.latents_std))
+    with torch.no_grad():
+        pixels = vae.decode(saved * std / vae.config.scaling_factor + mean, return_dict=False)[0]
+    return ((pixels[0].permute(1, 2, 3, 0) + 1) / 2).clamp(0, 1).double().numpy()
+
+
+@pytest.mark.parametrize("more", [[], ["--set", "vae_memory_gb=0.0001"]], ids=["whole", "tiles"])
+def test_master_files_have_more_levels_than_8_bits(
+    made: Path,
+    checkpoint: Checkpoint,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A .mkv all levels of 16 bits, a .mov those of 10; both the whole audio, and what a clip records."""
+    lossless, prores, clip = (tmp_path / name for name in ("clip.mkv", "clip.mov", "clip.mp4"))
+    names = [text for path in (lossless, prores, clip) for text in ("-o", str(path))]
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *names, *more) == 0
+    assert "8 bits" not in capsys.readouterr().err  # these networks are of float32
+    wanted = by_diffusers(checkpoint, made / "latents.safetensors") * (2**16 - 1)
+    exact = frames_of(lossless, "rgb48le")
+    assert np.abs(exact - wanted).max() < 8  # of 65,535: in 8 bits it would be 128
+    assert "Video: prores (4444)" in streams(prores)
+    assert all("pcm_s24le" in streams(path) for path in (lossless, prores))
+    close = np.abs(frames_of(clip, "rgb24").astype(int) - frames_of(made / "clip.mp4", "rgb24"))
+    assert close.max() <= 2
+    for path in (lossless, prores):
+        assert run_program(monkeypatch, "info", str(path)) == 0
+        assert SMALL.prompt in capsys.readouterr().out
+
+
+def test_levels_that_a_type_lacks_are_said(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--dtype", "bfloat16", "--silent", "-o", str(tmp_path / "clip.mkv")]
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options) == 0
+    assert "a decoder in bfloat16 makes about 8 bits of a colour: --dtype float32" in capsys.readouterr().err
+    assert "Audio" not in streams(tmp_path / "clip.mkv")
 
 
 def test_sound_and_picture_are_decoded_alone(
@@ -183,7 +236,7 @@ def test_warnings_are_printed_before_the_work(
     [
         (
             ["clip.avi"],
-            "output clip.avi is no kind of file that is written\nhint: FILE.mp4, FILE.wav, FILE.png for some",
+            "output clip.avi is no kind of file that is written\nhint: FILE.mp4, FILE.mov or .mkv (masters), FILE.wav",
         ),
         (["clip.v2"], "output clip.v2 is no kind of file that is written"),
         (["-"], "output - is no file: stdout carries the paths of files"),

@@ -15,7 +15,8 @@ import pytest
 from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.errors import MAKE_ROOM, RunError
 from ltx2_cli.media.clip import Media
-from ltx2_cli.media.write import write_mp4, write_record
+from ltx2_cli.media.probe import open_video
+from ltx2_cli.media.write import write_master, write_mp4, write_record
 
 LATENT_FRAME = 8 / 24  # seconds
 
@@ -201,3 +202,21 @@ def test_records_are_written_atomically(tmp_path: Path):
     write_record(path, "prompt: fühl\n")
     write_record(path, "prompt: ☂\n")
     assert [(file.name, file.read_text("utf-8")) for file in path.parent.iterdir()] == [("clip.yaml", "prompt: ☂\n")]
+
+
+@pytest.mark.parametrize(("name", "most"), [("clip.mkv", 0), ("clip.mov", 65535 / 2**8)])
+def test_master_files_keep_levels_between_those_of_8_bits(tmp_path: Path, name: str, most: float) -> None:
+    """All of them in a .mkv; in a .mov those of 10 bits, of smooth colours."""
+    y, x = np.mgrid[:256, :256]
+    frames = np.stack([x * 257, y * 257, (x + y) * 128], -1).astype(np.uint16)[None].repeat(3, axis=0)
+    media = replace(clip(frames=3), frames=frames)
+    write_master(media, tmp_path / name, {"record": "seed: 3"})
+    raw = ffmpeg(
+        "-i", tmp_path / name, "-vf", "scale=out_range=pc", "-pix_fmt", "rgb48le", "-f", "rawvideo", "-"
+    ).stdout
+    error = np.abs(np.frombuffer(raw, "<u2").reshape(frames.shape).astype(int) - frames)
+    assert error.max() <= most
+    assert error.mean() <= most / 8
+    assert np.abs(sound_of(tmp_path / name) - media.waveform).max() < 2**-22
+    assert open_video(tmp_path / name).metadata == {"record": "seed: 3"}
+    assert name.endswith("mkv") or "(tv, bt709" in description(tmp_path / name)

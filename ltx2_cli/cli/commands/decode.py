@@ -16,14 +16,16 @@ class Decode(LatentsOptions):
 
     ltx2 decode out/fox.safetensors
     ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
+    ltx2 decode out/fox.safetensors -o fox.mov --dtype float32
     ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4
     """
 
     latents: Annotated[Path, argument("LATENTS", "Safetensors file of --save-latents.")]
     files: Annotated[
-        Texts, option(FILES, "FILE.mp4, .wav, .png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o")
+        Texts,
+        option(FILES, "FILE.mp4, .mov, .mkv, .wav, .png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"),
     ] = None
-    silent: Annotated[bool, option(FILES, "Write the mp4 without audio.")] = False
+    silent: Annotated[bool, option(FILES, "Write videos without audio.")] = False
 
     def run(self, session: Session) -> None:
         """Write the files."""
