@@ -6,6 +6,7 @@ from dataclasses import replace
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.enhance import MOST_TOKENS, EnhancedPrompt, Idea, check_writer, enhance, open_chat
 from ltx2_cli.core.provenance import ENHANCED_FROM
+from ltx2_cli.core.report import LOAD
 from ltx2_cli.core.run import START, open_components, with_contexts
 from ltx2_cli.core.state import RunState
 from ltx2_cli.estimate.fit import Request
@@ -68,7 +69,10 @@ def plan_with_prompt(
     it; and the state with the contexts of its text, whose history says what was given."""
     idea = Idea(plan.spec.prompt, settings.instructions, settings.temperature, plan.spec.seeds[0])
     with components.keeping(WRITER):
-        written = enhance(plan, chat, idea, components, session.report)
+        timings = session.measuring()
+        written = enhance(plan, chat, idea, components, timings)
+        # Any run loads the text encoder.
+        session.extra_seconds += sum(seconds for name, seconds in timings.seconds().items() if LOAD not in name)
         session.report.note(f"prompt: {written.text}")
         _note_cut(session, written)
         request = replace(request, spec=replace(request.spec, prompt=written.text))

@@ -79,7 +79,7 @@ def execute_request(
 def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
     """Remember the time of the only run of a process."""
     if session.hosts.first:
-        seconds, compiled = monotonic() - session.began - session.download_seconds, session.compiled
+        seconds, compiled = monotonic() - session.began - session.extra_seconds, session.compiled
         remember(plan, product, timings, seconds, compiled is None or compiled.compiled_fresh > 0)
 
 

@@ -161,6 +161,7 @@ def shape_of(plan: Plan, product: Product) -> dict[str, Any]:
         "offload": plan.spec.offload.value,
         "product": product.value,
         "given": [condition.kind for condition in plan.spec.conditions] + ["audio"] * (plan.spec.audio is not None),
+        "texts": [1 + len(plan.spec.segments), plan.spec.nag_scale is not None],
         "videos": plan.batch_size,
         "stages": [_shape_of_stage(stage) for stage in plan.stages],
     }

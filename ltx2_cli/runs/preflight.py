@@ -165,7 +165,7 @@ def agreed_plan(session: Session, request: Request, drawn: bool = False) -> Iter
         plan = fitting_plan(request, session.typed)
         if (size := session.download_bytes) and (seconds := monotonic() - began):
             session.report.note(f"downloaded {quantity(size)} in {seconds:.0f} s, {quantity(size / seconds)}/s")
-            session.download_seconds += seconds
+            session.extra_seconds += seconds
         session.download_bytes = 0
         yield plan
         facts |= plan_facts(plan) if session.hosts.count > 1 else {}

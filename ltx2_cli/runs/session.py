@@ -73,7 +73,7 @@ class Session:
     timings: list[Timings] = field(default_factory=list)  # of its runs
     shown: list[Path] = field(default_factory=list)  # the finished files
     download_bytes: int = 0  # of reported downloads
-    download_seconds: float = 0.0
+    extra_seconds: float = 0.0  # of downloads, and of prompts that were written: other runs do without
 
     def reserve(self, files: Iterable[Output]) -> None:
         """Keep other processes from writing these files until the end. The first host writes; a dry run does not."""

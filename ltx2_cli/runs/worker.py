@@ -73,7 +73,7 @@ class Worker:
         self.took = deque[float](maxlen=100)  # seconds, of the last runs
         self.files = dict[Path, tuple[int, int]]()  # of the networks: modification time and size
         self.preview: Preview | None = None
-        self.began = monotonic() - self.session.began - self.session.download_seconds
+        self.began = monotonic() - self.session.began - self.session.extra_seconds
         self.loading: float | None = None  # seconds, of the first finished job
         self.timed = set[int]()  # shapes whose times are saved
 

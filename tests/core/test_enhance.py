@@ -103,9 +103,11 @@ def same_latents(one: Path, other: Path) -> bool:
 
 def test_a_clip_is_made_from_the_written_prompt_which_its_record_says(writer, monkeypatch, capsys, tmp_path):
     clip, plain = tmp_path / "clip.mp4", tmp_path / "plain.mp4"
-    record = made(monkeypatch, writer, clip, IDEAS[0], "--enhance")
+    record = made(monkeypatch, writer, clip, IDEAS[0], "--enhance", "--json")
     assert record["prompt"] == by_transformers(writer, IDEAS[0])
-    assert f"prompt: {record['prompt']}" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert f"prompt: {record['prompt']}" in shown.err
+    assert json.loads(shown.out)["stages"]["enhance prompt"] > 0
     assert record["provenance"]["enhanced_from"] == IDEAS[0]
     made(monkeypatch, writer, plain, str(record["prompt"]))
     assert same_latents(clip, plain)

@@ -81,7 +81,13 @@ def test_jobs_load_once_and_each_shape_is_compiled_once(plan: Plan, monkeypatch:
 
 def test_other_shapes_are_not_compared(plan: Plan):
     remember(plan, CLIPS, timings([40.0]), total=60.0, cold=False)
-    others = ({"width": 64}, {"num_frames": 25}, {"guidance.video.stg_scale": 0, "guidance.audio.stg_scale": 0})
+    others = (
+        {"width": 64},
+        {"num_frames": 25},
+        {"guidance.video.stg_scale": 0, "guidance.audio.stg_scale": 0},
+        {"nag_scale": 11},
+        {"segments": ["1s: snow"]},
+    )
     assert {expected_time(plan_of(**other), CLIPS) for other in (*others, {"dtype": "bfloat16"})} == {UNKNOWN}
     assert expected_time(plan, Product.latents) == UNKNOWN
     assert expected_time(plan_of(prompt="another", seed=9), CLIPS).startswith("about 60 s")
