@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from ltx2_cli.chips import chip
 from ltx2_cli.cli.app import app
 from ltx2_cli.cli.registry import all_commands
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.estimate.fit import Request, choose
+from ltx2_cli.estimate.fit import choose
 from ltx2_cli.nn.kernels.dispatch import NATIVE
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
 from ltx2_cli.plan.resolve import Plan

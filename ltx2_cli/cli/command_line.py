@@ -12,14 +12,14 @@ from ltx2_cli.parallel.devices import fraction_variable
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 
 if TYPE_CHECKING:  # importing jax takes long
-    from ltx2_cli.estimate.fit import Alternative
+    from ltx2_cli.estimate.alternatives import Alternative
 
 SETTING = "--set"
 
 
 def command_line(alternative: "Alternative") -> str:
     """The typed command line with the values of an alternative, ready to be copied."""
-    from ltx2_cli.estimate.fit import FRACTION
+    from ltx2_cli.estimate.alternatives import FRACTION
 
     verbs, command = typed_command()
     assert command  # which is running

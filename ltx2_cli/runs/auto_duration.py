@@ -5,7 +5,7 @@ from dataclasses import replace
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.run import START, with_contexts
 from ltx2_cli.core.state import RunState
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.models.duration_head import DurationHead
 from ltx2_cli.plan.open import find_duration_head
 from ltx2_cli.plan.resolve import Plan

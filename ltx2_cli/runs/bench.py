@@ -15,8 +15,9 @@ from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
-from ltx2_cli.estimate.fit import Request, Typed, check_fit
+from ltx2_cli.estimate.fit import Typed, check_fit
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.stages import EULER
 from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType

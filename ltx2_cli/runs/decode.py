@@ -68,7 +68,7 @@ def decode_clips(
     session.start()
     from ltx2_cli.core.report import DECODE
     from ltx2_cli.core.run import decode_file, open_components
-    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.alternatives import Request
     from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 

@@ -9,7 +9,7 @@ from ltx2_cli.core.provenance import ENHANCED_FROM
 from ltx2_cli.core.report import LOAD
 from ltx2_cli.core.run import START, open_components, with_contexts
 from ltx2_cli.core.state import RunState
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.phases import ENCODE, PHASES
 from ltx2_cli.models.tokenizer import Chat
 from ltx2_cli.parallel.devices import find_devices

@@ -20,7 +20,7 @@ from ltx2_cli.core.state import RunState, ignore_progress
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import LatentsFile
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.interrupts import stop_on_signal
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan

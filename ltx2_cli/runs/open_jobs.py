@@ -7,7 +7,7 @@ from contextlib import suppress
 from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.finished_clips import unfinished_state

@@ -22,7 +22,8 @@ from ltx2_cli.core.run import SILENT, START, advance, run, with_contexts
 from ltx2_cli.core.state import all_latents, ignore_progress, missing_contexts
 from ltx2_cli.diffusion.latents import from_tokens, to_tokens
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.fit import Request, check_fit, in_python, load
+from ltx2_cli.estimate.alternatives import Request
+from ltx2_cli.estimate.fit import check_fit, in_python, load
 from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.devices import find_devices

@@ -10,6 +10,7 @@ import jax
 from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import (
@@ -21,7 +22,7 @@ from ltx2_cli.estimate.estimate import (
     forward_programs,
     record,
 )
-from ltx2_cli.estimate.fit import Request, Typed, check_estimate, choose
+from ltx2_cli.estimate.fit import Typed, check_estimate, choose
 from ltx2_cli.estimate.offline import MeshSearch, search_meshes, topology
 from ltx2_cli.parallel.devices import RESERVE_REMARK, find_devices
 from ltx2_cli.request.spec import RunSpec

@@ -18,7 +18,8 @@ from ltx2_cli.core.enhance import check_writer
 from ltx2_cli.core.programs import enable_compilation_cache
 from ltx2_cli.core.provenance import versions
 from ltx2_cli.errors import UnknownNetworkError, UsageError
-from ltx2_cli.estimate.fit import Request, Typed, check_fit
+from ltx2_cli.estimate.alternatives import Request
+from ltx2_cli.estimate.fit import Typed, check_fit
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import find_duration_head, missing_downloads
 from ltx2_cli.plan.resolve import Plan

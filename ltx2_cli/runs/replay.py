@@ -103,7 +103,7 @@ def replay(
     session.start()
     from ltx2_cli.core.run import START, open_components, state_from_latents
     from ltx2_cli.core.write import write
-    from ltx2_cli.estimate.fit import Request
+    from ltx2_cli.estimate.alternatives import Request
     from ltx2_cli.plan.stages import InitialLatents
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, FIXED_BY_RECORD, agreed_plan
 

@@ -13,7 +13,7 @@ from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.saved_run import SavedRun, open_saved_run
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.fit import Request
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import merge_layers

@@ -21,7 +21,7 @@ from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
 from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
 from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
-from ltx2_cli.estimate.fit import Request, available_memory
+from ltx2_cli.estimate.alternatives import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
 from ltx2_cli.parallel.devices import find_devices

@@ -21,7 +21,8 @@ from ltx2_cli.artifacts.outputs import output_paths
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import MAKE_ROOM, NotFiniteError, RunError
-from ltx2_cli.estimate.fit import Request, Typed
+from ltx2_cli.estimate.alternatives import Request
+from ltx2_cli.estimate.fit import Typed
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
 from ltx2_cli.request.profiles import read_spec, to_yaml

@@ -17,7 +17,7 @@ from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.core.components import Components
 from ltx2_cli.diffusion.latents import save_latents
 from ltx2_cli.errors import DoesNotFitError
-from ltx2_cli.estimate.fit import Alternative
+from ltx2_cli.estimate.alternatives import Alternative
 from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Streams

@@ -17,7 +17,7 @@ from ltx2_cli.cli.app import ltx2_command
 from ltx2_cli.cli.command_line import command_line
 from ltx2_cli.cli.registry import COMMANDS, spelling_of
 from ltx2_cli.diffusion.latents import save_latents
-from ltx2_cli.estimate.fit import Alternative
+from ltx2_cli.estimate.alternatives import Alternative
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4, write_wav
 from ltx2_cli.parallel.devices import install_command

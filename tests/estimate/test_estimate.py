@@ -10,9 +10,10 @@ from devices import tpus
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.errors import DoesNotFitError
+from ltx2_cli.estimate.alternatives import Alternative, Request
 from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
-from ltx2_cli.estimate.fit import Alternative, Request, check_estimate
+from ltx2_cli.estimate.fit import check_estimate
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import INPUT_AUDIO, INPUT_VIDEOS, PHASES
 from ltx2_cli.parallel.devices import device_memory

@@ -10,8 +10,9 @@ import pytest
 
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
-from ltx2_cli.estimate.fit import INT8_CHANGES, Alternative, Request, available_memory, check_fit
-from ltx2_cli.estimate.fit import PROGRAM_FRACTION as MOST_OF_A_GPU
+from ltx2_cli.estimate.alternatives import PROGRAM_FRACTION as MOST_OF_A_GPU
+from ltx2_cli.estimate.alternatives import Alternative, Request, available_memory
+from ltx2_cli.estimate.fit import INT8_CHANGES, check_fit
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.validation import validate
 
