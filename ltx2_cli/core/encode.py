@@ -112,7 +112,8 @@ def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: R
     ):
         arrays = to_devices([(tokens.ids[rows], tokens.mask[rows]) for rows in batches], text_sharding(plan, 1))
         parts = [run(encoder, ids, mask) for ids, mask in arrays]
-        _check_finite([finite for _, finite in parts], "text encoder", plan.text_encoder_dtype)
+        for _, finite in parts:
+            check_text(finite, "text encoder", plan.text_encoder_dtype)
         return [states for states, _ in parts]
 
 
@@ -122,12 +123,13 @@ def _contexts(
     with memory_for(CONNECT_TEXT, plan), components.use(name, report) as connectors, report.activity("connect text"):
         mask = to_devices(tokens.mask, plan.sharding.replicated)
         contexts, finite = _connector_program(plan, name)(connectors, states, mask)
-        _check_finite([finite], "text connectors", plan.dtype)
+        check_text(finite, "text connectors", plan.dtype)
         return contexts
 
 
-def _check_finite(finite: list[jax.Array], network: str, dtype: DType) -> None:
-    if not all(map(bool, finite)):
+def check_text(finite: jax.Array, network: str, dtype: DType) -> None:
+    """Raise `NotFiniteError` for a network of the text that overflowed."""
+    if not bool(finite):
         names = f"{option_name('text_encoder_dtype')} and {option_name('dtype')}"
         hint = f"{names}: bfloat16 and float32 have the range it needs"
         raise NotFiniteError(f"the {network} overflowed in {dtype.value}", hint)

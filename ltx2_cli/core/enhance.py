@@ -8,6 +8,7 @@ import numpy as np
 
 from ltx2_cli.core.advice import ENHANCE, memory_for
 from ltx2_cli.core.components import Components, network_program
+from ltx2_cli.core.encode import check_text
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
@@ -85,6 +86,7 @@ def enhance(plan: Plan, chat: Chat, idea: Idea, components: Components, report: 
         values = padded, np.int32(len(ids)), np.float32(idea.temperature), np.uint32(idea.seed)
         others = to_devices(values, plan.sharding.replicated)
         written = program(encoder, *others)
+        check_text(written.finite, "text encoder", plan.text_encoder_dtype)
         count = int(to_host(written.number))
         answer = to_host(written.ids)[:count]
     whole = answer[-1] in chat.stops

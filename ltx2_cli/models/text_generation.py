@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from ltx2_cli.models.gemma import Gemma
 from ltx2_cli.models.gemma_torch import GemmaWeights, KeyValues, LayerWeights, build_torch_module, further_states
@@ -22,6 +22,7 @@ class Written(NamedTuple):
 
     ids: Int32[Array, " most"]
     number: Int32[Array, ""]  # of them; the last is a stop unless there are as many as may be
+    finite: Bool[Array, ""]  # whether all logits were
 
 
 class _State(NamedTuple):
@@ -56,26 +57,28 @@ def generate(
             for place, stack in zip(gemma.layers, stacks, strict=True)
         ]
 
-    def following(states: jax.Array, index: jax.Array) -> jax.Array:
-        """Token number `index` of the text, by the states [rows, channels] of the one before and of others."""
-        logits = jnp.einsum("rc,vc->rv", states, weights.embeddings, preferred_element_type=jnp.float32)
-        return _choose(logits[0], temperature, jax.random.fold_in(key, index))
+    def following(states: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Token number `index` of the text, by the states [rows, channels] of the one before and of others; and whether
+        its logits are finite."""
+        logits = jnp.einsum("rc,vc->rv", states, weights.embeddings, preferred_element_type=jnp.float32)[0]
+        return _choose(logits, temperature, jax.random.fold_in(key, index)), jnp.isfinite(logits).all()
 
     def unfinished(state: _State) -> jax.Array:
-        return (state.written.number < most) & ~jnp.isin(state.token, jnp.asarray(stops))
+        written = state.written
+        return written.finite & (written.number < most) & ~jnp.isin(state.token, jnp.asarray(stops))
 
     def turn(state: _State) -> _State:
-        (written, number), token, caches = state
+        (written, number, _), token, caches = state
         # Behind the token are others: it does not see them, and the next ones take their places.
         ids = jnp.full((1, ROWS), token)
         states, caches = further_states(module, weights, ids, length + number - 1, caches, ordered)
-        token = following(states[0], number)
-        return _State(Written(written.at[number].set(token), number + 1), token, caches)
+        token, finite = following(states[0], number)
+        return _State(Written(written.at[number].set(token), number + 1, finite), token, caches)
 
     states, caches = further_states(module, weights, ids[None], 0, empty, ordered)
     last = jax.lax.dynamic_slice_in_dim(jnp.pad(states[0], ((0, ROWS), (0, 0))), length - 1, ROWS)
-    first = following(last, jnp.int32(0))
-    written = Written(jnp.zeros(most, jnp.int32).at[0].set(first), jnp.int32(1))
+    first, finite = following(last, jnp.int32(0))
+    written = Written(jnp.zeros(most, jnp.int32).at[0].set(first), jnp.int32(1), finite)
     return jax.lax.while_loop(unfinished, turn, _State(written, first, caches)).written
 
 

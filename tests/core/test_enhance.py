@@ -164,6 +164,19 @@ def test_an_answer_becomes_one_plain_line(answer, prompt):
     assert clean_answer(answer) == prompt
 
 
+def test_a_damaged_text_encoder_is_named(writer, monkeypatch, capsys, tmp_path):
+    folder = copytree(writer, tmp_path / "model")
+    (path,) = (folder / "text_encoder").glob("*.safetensors")
+    weights = load_file(path)
+    (norm,) = (name for name in weights if name.endswith("model.norm.weight"))
+    save_file({**weights, norm: torch.full_like(weights[norm], torch.nan)}, path)
+    assert run_program(monkeypatch, "enhance", "a", *options(folder)) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "the text_encoder in" in shown.err
+    assert "is damaged: 1 not finite: norm.weight" in shown.err
+
+
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert run_program(monkeypatch, *arguments) == 2
     shown = capsys.readouterr()
