@@ -28,8 +28,9 @@ from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.cycles import dumped_schedules
 from ltx2_cli.estimate.estimate import compile_and_estimate, forward_programs, record
-from ltx2_cli.estimate.flops import decoding_flops
+from ltx2_cli.estimate.flops import decoding_flops, diffusion_decoder_flops
 from ltx2_cli.estimate.offline import topology
+from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan, plan_offline
 
 FOLDER = Path(__file__).parent
@@ -46,6 +47,8 @@ GUIDANCE: dict[str, dict[str, object]] = {"ltx2": TWO_PASSES, "ltx2.3": {}, "ltx
 NETWORKS = "networks"
 PHASES = {"text encoder": "encode", "connectors": "connect", "upsample": "upsample"}  # each is one program
 PROGRAMS = (*PHASES, "frames", "audio")
+TILES, TILED = "diffusion-decoder", ("features", "frames")  # of the whole clip, and of a tile on each device
+OTHERS = {NETWORKS: PROGRAMS, TILES: TILED}  # the programs of rows that are not of the denoiser
 SIZES = ("768x512", "1280x704", "1536x1024", "1920x1088")
 SLICES = ("v6e:2x4", "tpu7x:2x2x1")
 # M cycles of MaxDiffusion's best mesh by XLA's estimates, 2026-08-21.
@@ -78,8 +81,7 @@ NETWORK_COLUMNS = (
 NETWORKS_HEADER = f"""
 Networks beside the denoiser, for a clip of two stages, 384x256 and 768x512; cycles as above. Least: those of their
 arithmetic at the chip's rate for bfloat16, or of reading their weights. Vocoders multiply in float32, of which a
-product takes six of bfloat16. The text encoder of v6e was one program of all its layers; as a loop over them its
-schedule is 17.8.
+product takes six of bfloat16. Frames by diffusion are those of one tile on each device.
 
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
@@ -99,8 +101,9 @@ def plan_of(name: str) -> Plan:
     model, size, slice_ = name.split()
     jax.config.update("jax_platforms", "cpu")
     keys: dict[str, object] = {"prompt": "a", "model": model, "num_frames": 121}
-    if size == NETWORKS:
+    if size in OTHERS:
         keys |= {"recipe": "two_stage", "width": 768, "height": 512}
+        keys |= {"decoder": "diffusion"} if size == TILES else {}
     else:
         width, height = map(int, size.split("x"))
         keys |= {"width": width, "height": height, **GUIDANCE[model]}
@@ -110,10 +113,10 @@ def plan_of(name: str) -> Plan:
 def planned(name: str) -> dict[str, Any]:
     """What the plan of a row says. Raises `RuntimeError` where libtpu writes no schedule."""
     with dumped_schedules():
-        plan = plan_of(name)
-        others = [program for program in programs(plan) if program.name in PROGRAMS]
-        said = record(compile_and_estimate(plan, others if NETWORKS in name else forward_programs(plan), Report()))
-    if NETWORKS in name:
+        plan, size = plan_of(name), name.split()[1]
+        others = [program for program in programs(plan) if program.name in OTHERS.get(size, ())]
+        said = record(compile_and_estimate(plan, others or forward_programs(plan), Report()))
+    if size in OTHERS:
         said["least_seconds"] = least_seconds(plan, said["phase_seconds"])
     if said["refused"] or not all(program["cycles"] for program in said["programs"].values()):
         raise RuntimeError(f"{name}: {said['refused'] or 'libtpu writes no schedule'}")
@@ -124,6 +127,12 @@ def least_seconds(plan: Plan, phase_seconds: dict[str, float]) -> dict[str, floa
     """The least time of each program of the networks beside the denoiser."""
     device = chip(plan.sharding.mesh.devices.flat[0].device_kind)
     assert device
+    if decoder := plan.networks.diffusion_decoder:
+        _, _, *size = plan.latent_shapes.video
+        tiles = plan.decoding.tiles
+        assert isinstance(tiles, PixelTiles)
+        whole, tile = diffusion_decoder_flops(decoder, tiles, tuple(size))
+        return dict(zip(TILED, (whole / device.flops, tile / device.flops), strict=True))
     decoding = [flops / device.flops for flops in decoding_flops(plan)]
     return dict(zip(PROGRAMS, [*(phase_seconds[phase] for phase in PHASES.values()), *decoding], strict=True))
 
@@ -145,7 +154,7 @@ def alone(function: Callable[[str], Any], name: str) -> Any:
 def measure(name: str) -> dict[str, Any]:
     """The row of this name."""
     row: dict[str, Any] = {"commit": version(), "load": os.getloadavg()[0]}
-    if NETWORKS in name:
+    if name.split()[1] in OTHERS:
         said, kept = alone(planned, name), ("cycles", "memory", "compile_seconds")
         figures = {network: {key: program[key] for key in kept} for network, program in said["programs"].items()}
         return {**row, "programs": figures, "least_seconds": said["least_seconds"]}
@@ -174,8 +183,8 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:
     """The rows of the networks' table."""
-    model, _, slice_ = name.split()
-    for network in PROGRAMS:
+    model, size, slice_ = name.split()
+    for network in OTHERS[size]:
         said = row["programs"][network]
         cycles, memory = said["cycles"], said["memory"]
         scheduled, hertz = sum(cycles["by_scope"].values()), cycles["hertz"]
@@ -184,13 +193,14 @@ def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:
         figures += [f"{cycles['by_xla'] / 1e6:.1f}", f"{scheduled / hertz * 1e3:.0f}"]
         figures += [f"{memory[key] / 1e9:.2f}" for key in ("peak_bytes", "temporaries_bytes")]
         figures += [f"{said['compile_seconds']:.0f}", f"{row['load']:.1f}", row["commit"]]
-        yield f"| {' | '.join([f'{model} {slice_}', network, *figures])} |\n"
+        shown = f"{network} by diffusion" if size == TILES else network
+        yield f"| {' | '.join([f'{model} {slice_}', shown, *figures])} |\n"
 
 
 def names() -> Iterator[str]:
     """All rows: model, size and slice."""
-    sizes = (*SIZES, NETWORKS)
-    return map(" ".join, ((model, size, slice_) for size, slice_, model in product(sizes, SLICES, GUIDANCE)))
+    rows = product((*SIZES, NETWORKS, TILES), SLICES, GUIDANCE)
+    return (f"{model} {size} {slice_}" for size, slice_, model in rows if size != TILES or model == "ltx2.5")
 
 
 def read_rows() -> Rows:
@@ -202,8 +212,9 @@ def write_results(measured: str) -> None:
     """Write the tables behind what was measured."""
     rows = read_rows()
     made = [name for name in names() if name in rows]
-    table = HEADER + "".join(line(name, rows[name]) for name in made if NETWORKS not in name)
-    if networks := "".join(text for name in made if NETWORKS in name for text in network_lines(name, rows[name])):
+    others = [name for name in made if name.split()[1] in OTHERS]
+    table = HEADER + "".join(line(name, rows[name]) for name in made if name not in others)
+    if networks := "".join(text for name in others for text in network_lines(name, rows[name])):
         table += NETWORKS_HEADER + networks
     with replacing(RESULTS) as temporary:
         temporary.write_text(measured.partition(BEGIN)[0] + table)
