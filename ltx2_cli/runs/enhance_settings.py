@@ -31,9 +31,9 @@ def read_instructions(path: Path | None) -> str:
         with place.open("rb") as file:
             text = file.read(MAX_TEXT + 1).decode().strip()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path of --enhance-with") from error
+        raise UsageError(f"{place} cannot be read: {error.strerror}", "check the path of --enhance-with") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8", "instructions in a text file") from error
+        raise UsageError(f"{place} is no text in UTF-8", "instructions in a text file") from error
     if not text or "\0" in text or len(text) > MAX_TEXT:
-        raise UsageError(f"{path} has no instructions, or more than {MAX_TEXT:,} bytes", "instructions in a text file")
+        raise UsageError(f"{place} has no instructions, or more than {MAX_TEXT:,} bytes", "instructions in a text file")
     return text

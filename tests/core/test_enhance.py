@@ -75,6 +75,15 @@ def test_the_text_is_that_of_transformers(writer, monkeypatch, capsys, more):
     assert capsys.readouterr().out == by_transformers(writer, IDEAS[0]) + "\n"
 
 
+def test_matrices_of_eight_bits_write_too(writer, monkeypatch, capsys):
+    texts = []
+    for weights in ("int8", "int8", "bfloat16"):
+        more = ["--weights", weights, "--text-encoder-dtype", "bfloat16"]
+        assert run_program(monkeypatch, "enhance", IDEAS[0], *options(writer)[:2], *more) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_many_ideas_are_written_alike_again(writer, monkeypatch, capsys):
     texts = []
     for ideas, more in ((IDEAS, ["--json"]), (IDEAS[::5], [])):
