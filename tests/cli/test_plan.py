@@ -167,6 +167,18 @@ def test_two_stages_have_two_forwards(plan: Run, monkeypatch: pytest.MonkeyPatch
     assert said["warnings"] == []
 
 
+@pytest.mark.parametrize(("sampler", "word", "other"), [("euler", "step", "forward"), ("res_2s", "forward", "step")])
+def test_times_are_of_forwards_where_a_step_has_several(
+    monkeypatch: pytest.MonkeyPatch, sampler: str, word: str, other: str
+) -> None:
+    monkeypatch.setattr(chips, "CHIPS", (CHIP,))
+    made = plan_offline(read_spec(prompt="rain", model="demo", sampler=sampler), jax.devices()[:1])
+    rows = [line.split() for line in estimate_lines(estimate_plan(made))]
+    timed = [row[0] for row in rows if "compute" in row and "memory" in row and "ms" in row]
+    assert word in timed
+    assert other not in timed
+
+
 def test_the_table_has_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """One mesh for both, whose weights are the same: that of the second's single row; the text is laid out for four."""
     monkeypatch.setattr(chips, "CHIPS", (CHIP,))
