@@ -25,6 +25,7 @@ TPU7X = tpus("TPU7x", 8, cores=2)
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
         ("B200", "B200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L40", "L40"),
@@ -35,6 +36,8 @@ TPU7X = tpus("TPU7x", 8, cores=2)
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
         ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
     ],
 )

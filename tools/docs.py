@@ -61,6 +61,7 @@ MACHINES = (
     Machine("1 TPU v5e", tpus("TPU v5 lite", 1), (*INT8, OFFLOAD)),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
+    Machine("1 RTX PRO 6000, 96 GB", named_gpu("NVIDIA RTX PRO 6000")),
     Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (1)"),
     Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (1)"),
