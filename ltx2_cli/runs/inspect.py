@@ -15,6 +15,7 @@ from ltx2_cli.diffusion.geometry import SIZE_KEYS
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, is_wav, open_video, open_wav
+from ltx2_cli.models.tokenizer import TOKENIZER_TENSOR
 from ltx2_cli.request.layers import read_text
 from ltx2_cli.request.profiles import GGUF, PROVENANCE, SAFETENSORS
 from ltx2_cli.request.spec import Streams
@@ -31,7 +32,7 @@ BARE_DENOISER_TENSOR = "patchify_proj.weight"  # a tensor of every denoiser
 DIFFUSION_DECODER_TENSOR = "decoder.diff_blocks.0.context_proj.weight"  # a tensor of every diffusion decoder
 # Files of a split checkpoint, by a tensor of each: their kind, and their networks by the prefixes of tensors.
 NETWORK_FILES = {
-    "model.embed_tokens.weight": (
+    TOKENIZER_TENSOR: (
         "text encoder",
         {"text_encoder": "model.", "connectors": "text_embedding_projection."},
     ),

@@ -308,3 +308,11 @@ def test_conditions_are_shown_as_they_are_typed(condition: dict, text: str):
 
 def test_a_given_sound_is_shown_by_its_name():
     assert _item_text({"path": "s.wav", "sha256": "ab"}) == "s.wav"
+
+
+def test_a_language_model_of_something_else_is_no_text_encoder(info, tmp_path: Path) -> None:
+    """One of LTX-2.5 in a file has its tokenizer there."""
+    write_header(tmp_path / "language.safetensors", {"model.embed_tokens.weight": (4, 8)})
+    said = info(tmp_path / "language.safetensors")
+    assert (said.code, said.out) == (2, "")
+    assert "is nothing that is known here: it holds `model.embed_tokens.weight`" in said.err
