@@ -33,5 +33,3 @@ class RunSettings:
             raise UsageError("--warmup makes no clip that --preview could show", "leave one of them out")
         if self.warmup and self.auto_duration:
             raise UsageError("--warmup compiles for one length, which auto is not", "a length: --duration 5s")
-        if self.warmup and self.enhancement:
-            raise UsageError("--warmup reads no prompt that --enhance could write", "leave one of them out")

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from shutil import copytree
 
+import jax
 import pytest
 import torch
 import yaml
@@ -16,7 +17,7 @@ from clips import TEXT_TOKENS, Checkpoint
 from ltx2_cli import LTX2
 from ltx2_cli.core.enhance import MOST_TOKENS, clean_answer
 from ltx2_cli.runs.enhance_settings import read_instructions
-from program import run_program, signal_at
+from program import cache_restored, run_program, signal_at
 from tiny import tiny_pipeline
 
 TURNS = ("<start_of_turn>", "<end_of_turn>")
@@ -139,6 +140,18 @@ def test_an_interrupted_clip_goes_on_with_the_written_prompt(writer, monkeypatch
     assert same_latents(whole, clip)
 
 
+def test_a_warm_up_compiles_what_writes_the_prompt(writer, monkeypatch, capsys, tmp_path):
+    (file := tmp_path / "own.txt").write_text("Write. " * 50)  # of a length that no other test has
+    arguments = [*options(writer), *SMALL, "--enhance", "--enhance-with", str(file), "-o", str(tmp_path / "a.mp4")]
+    with cache_restored():
+        jax.config.update("jax_enable_compilation_cache", True)
+        cached = [*arguments, "--compile-cache", str(tmp_path / "cache")]
+        assert run_program(monkeypatch, "generate", *cached, IDEAS[0], "--no-compile") == 1
+        assert "not compiled yet" in capsys.readouterr().err
+        assert run_program(monkeypatch, "generate", *cached, "--warmup") == 0
+        assert run_program(monkeypatch, "generate", *cached, IDEAS[0], "--no-compile") == 0
+
+
 def test_a_temperature_draws_by_the_seed(writer, monkeypatch, capsys):
     texts = []
     for seed in ("1", "1", "2"):
@@ -204,7 +217,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (["enhance", "a", "--enhance-with", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["generate", "a", "--enhance-with", "x.txt"], "--enhance-with does nothing without --enhance"),
         (["generate", "a", "--enhance-temperature", "1"], "--enhance-temperature does nothing without --enhance"),
-        (["generate", "a", "--enhance", "--warmup"], "--warmup reads no prompt"),
         (["generate", "a", "--enhance", "--segment", "0.2: b"], "--enhance writes one prompt"),
     ],
 )
