@@ -64,7 +64,7 @@ def test_expected_times_have_the_ratios_of_the_rows() -> None:
     stated = {**OVER_LEAST, "by diffusion": BY_DIFFUSION}
     assert ratios.keys() == stated.keys()
     for phase, found in ratios.items():
-        assert (min(found), max(found)) == pytest.approx(stated[phase], rel=0.1), phase
+        assert (min(found), max(found)) == pytest.approx(tuple(stated[phase]), rel=0.1), phase
 
 
 def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ MATRICES = (
 DENOISING = "denoise"
 OVER_LEAST: Mapping[str, Interval] = {
     DENOISING: Interval(1.5, 2.1),
-    "encode": Interval(1.1, 1.5),
+    "encode": Interval(1.3, 1.5),
     "connect": Interval(2.9, 6.1),
     "upsample": Interval(8.0, 9.0),
     "decode": Interval(4.2, 6.0),

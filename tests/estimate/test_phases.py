@@ -119,12 +119,13 @@ def test_a_tile_of_the_diffusion_decoder_takes_at_least_its_compiled_program(
     assert 1 < decoding.video_bytes / 1e9 / compiled < 1.35
 
 
-@pytest.mark.parametrize(("devices", "seconds"), [(V6E, 3.30), (TPU7X, 2.49)])
-def test_decoding_by_diffusion_takes_the_seconds_that_xla_estimates(devices: tuple, seconds: float) -> None:
-    """Of both tiles of 121 frames at 768x512, side by side, and of what they share; without audio."""
+@pytest.mark.parametrize(("devices", "seconds"), [(V6E, 1.640), (TPU7X, 1.355)])
+def test_decoding_by_diffusion_takes_the_seconds_of_the_schedules(devices: tuple, seconds: float) -> None:
+    """Those in benchmarks/results.md of both tiles of 121 frames at 768x512, side by side, and of what they share;
+    without audio."""
     asked = {"width": 768, "height": 512, "streams": "video", "decoder": "diffusion"}
     low, high = estimate_plan(planned(devices, model="ltx2.5", **asked)).expected_phase_seconds[DECODE]
-    assert low < seconds < high < 1.2 * low
+    assert low < seconds < high < 1.1 * low
 
 
 @pytest.mark.parametrize("devices", [TPU7X, V6E])
