@@ -122,7 +122,7 @@ def further_states(
     }
 
     def turn(x: jax.Array, scanned: Any) -> tuple[jax.Array, list[KeyValues]]:
-        written = [_Written(module.environment, cache, place) for cache in scanned[1]]
+        written = [_LayerCache(module.environment, cache, place) for cache in scanned[1]]
         *_, x = _layer_states(module, ordered(scanned[0]), x, masks, tables, written)
         return x, [cache.new for cache in written]
 
@@ -136,7 +136,7 @@ def _put(cache: jax.Array, new: jax.Array, place: jax.Array | int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(cache, new.astype(cache.dtype), place, axis=cache.ndim - 2)
 
 
-class _Written:
+class _LayerCache:
     """A cache of transformers, as a layer's attention calls it."""
 
     def __init__(self, environment: "Environment", before: KeyValues, place: jax.Array | int):
@@ -155,7 +155,7 @@ def _layer_states(
     x: jax.Array,
     masks: Mapping[str, jax.Array],
     tables: Mapping[str, tuple[jax.Array, ...]],
-    caches: Iterable[_Written | None] = repeat(None),
+    caches: Iterable[_LayerCache | None] = repeat(None),
 ) -> Iterator[jax.Array]:
     """The state behind each layer of a period."""
     model = module.module

@@ -157,9 +157,7 @@ def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -
         if spec.num_frames > (longest := longest_clip(spec.fps)):
             seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
             yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
-        if not SLOWEST <= spec.fps <= FASTEST:
-            usual = typed("fps", 24 if spec.fps < SLOWEST else FASTEST)
-            yield f"models are used at 24 to {FASTEST} frames a second; at {spec.fps:g}, motion may be wrong: {usual}"
+        yield from _unusual_rates(spec, stages)
         return
     pixels = checkpoint.arch.compression.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
@@ -167,6 +165,15 @@ def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -
     num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
     for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
         yield sentence if edits else f"{sentence}: {cure}"
+
+
+def _unusual_rates(spec: RunSpec, stages: Sequence[Stage]) -> Iterator[str]:
+    """A sentence on the frame rate of a clip that starts from noise; an upsampled or edited one has that of another."""
+    new = spec.running.video and edited(spec) is None
+    for rate in (stage.geometry.fps for stage in stages if new and stage.source is None):
+        if not SLOWEST <= rate <= FASTEST:
+            usual = typed("fps", 24 if rate < SLOWEST else FASTEST)
+            yield f"models are used at 24 to {FASTEST} frames a second; at {rate:g}, motion may be wrong: {usual}"
 
 
 def _rounded(spec: RunSpec, checkpoint: Checkpoint, networks: Networks) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.compare import STREAM_NAMES, video_differences
+from ltx2_cli.media.write import MASTERS
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, RequestLayers, merge_layers, validated_spec
@@ -157,7 +158,8 @@ def read_clip(path: Path) -> RecordedClip:
         latents = {**history.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
         return RecordedClip(path, record, history, stage, latents, None)
     video = path if facts["kind"] == "video" else path.with_suffix(".mp4")
-    return RecordedClip(path, record, history, stage, history.latents, video if video.exists() else None)
+    compared = video.exists() and video.suffix.lower() not in MASTERS  # whose frames are not those of a clip
+    return RecordedClip(path, record, history, stage, history.latents, video if compared else None)
 
 
 def check_overrides(clip: RecordedClip, changed: Collection[str]) -> None:

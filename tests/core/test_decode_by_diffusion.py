@@ -2,15 +2,18 @@
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from diffusion_decoders import TINY, decoded, diffusion_decoder, write_published
@@ -206,6 +209,17 @@ def test_commands_make_the_same_clip(
         assert run_program(monkeypatch, "decode", str(latents), *options, "-o", "b.mp4", "--force") == 0
         same = np.array_equal(read_whole_video(Path("b.mp4")).frames, read_whole_video(clips[1]).frames)
         assert same == (not options)
+    assert run_program(monkeypatch, "decode", str(latents), "-o", "b.mkv") == 0
+    assert run_program(monkeypatch, "decode", str(latents), "-o", "frames/") == 0
+    raw = subprocess.run(
+        [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", "b.mkv", "-f", "rawvideo", "-pix_fmt", "rgb48le", "-"],
+        capture_output=True,
+        check=True,
+    ).stdout
+    deep = np.frombuffer(raw, "<u2").reshape(9, 32, 96, 3)
+    levels = np.stack([np.asarray(Image.open(path)) for path in sorted(Path("frames").iterdir())])
+    assert np.abs(deep / 257 - levels).max() < 0.51
+    assert (deep % 257 > 0).mean() > 0.9  # between the levels of 8 bits
     assert run_program(monkeypatch, "replay", str(clips[1]), "--verify") == 0
     capsys.readouterr()
     assert run_program(monkeypatch, "info", str(clips[1])) == 0

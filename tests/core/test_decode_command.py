@@ -109,6 +109,8 @@ def test_master_files_have_more_levels_than_8_bits(
     for path in (lossless, prores):
         assert run_program(monkeypatch, "info", str(path)) == 0
         assert SMALL.prompt in capsys.readouterr().out
+    assert run_program(monkeypatch, "replay", "--verify", str(prores)) == 0  # its frames are not those of a clip
+    assert "only latents are compared" in capsys.readouterr().err
 
 
 def test_levels_that_a_type_lacks_are_said(

@@ -163,3 +163,14 @@ def test_a_smaller_clip_still_has_all_its_segments() -> None:
     spec = replace(request.plan().spec, **suggested.values)
     validate(spec)
     assert spec.width * spec.height < 768 * 512
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_frames_of_16_bits_are_counted(tiled: bool) -> None:
+    """A byte more for each colour of a pixel, and in tiles for each of two copies."""
+    request = ask(DEVICES["v6e-1"], model="ltx2.3", **({"vae_memory_gb": 0.5} if tiled else {"num_frames": 9}))
+    decoding = [replace(request, deep=deep).plan().decoding for deep in (False, True)]
+    assert [bool(each.tiles) for each in decoding] == [tiled] * 2
+    spec = request.plan().spec
+    colours = 3 * spec.num_frames * spec.height * spec.width
+    assert decoding[1].video_bytes - decoding[0].video_bytes == (2 if tiled else 1) * colours

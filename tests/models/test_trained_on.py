@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from devices import tpus
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.plan.inputs import open_inputs
@@ -16,6 +17,7 @@ from ltx2_cli.plan.request_warnings import (
     clip_warnings,
     read_trained_on,
 )
+from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.hub import DEMO_FOLDER
 
@@ -97,11 +99,20 @@ def test_without_the_list_a_clip_of_more_than_20_seconds_is_warned_about(
         (48, "at 48, motion may be wrong: --fps 30"),
     ],
 )
-def test_without_the_list_an_unusual_frame_rate_is_warned_about(fps: float, told: str, tmp_path: Path) -> None:
-    checkpoint = replace(open_folder(DEMO_FOLDER), where=tmp_path)
-    spec = read_spec(model="demo", prompt="rain", fps=fps)
-    warnings = list(checkpoint_warnings(spec, open_inputs(spec, checkpoint, (), None, None), ()))
-    assert [warning.rpartition("; ")[2] for warning in warnings] == [told] * bool(told)
+def test_without_the_list_an_unusual_frame_rate_is_warned_about(fps: float, told: str) -> None:
+    plan = plan_offline(read_spec(model="ltx2.3", prompt="rain", fps=fps), tpus("TPU v6 lite", 8))
+    assert [warning.rpartition("; ")[2] for warning in plan.warnings if "motion" in warning] == [told] * bool(told)
+
+
+def test_a_rate_that_is_not_chosen_or_shows_nothing_is_not_warned_about() -> None:
+    """Of saved latents that are upsampled, and of audio alone."""
+    asked, devices = {"model": "ltx2.3", "prompt": "rain", "fps": 48}, tpus("TPU v6 lite", 8)
+    two = plan_offline(read_spec(recipe="two_stage", **asked), devices)
+    assert sum("motion" in warning for warning in two.warnings) == 1
+    assert not any("motion" in warning for warning in checkpoint_warnings(two.spec, two, two.stages[1:]))
+    assert not any(
+        "motion" in warning for warning in plan_offline(read_spec(streams="audio", **asked), devices).warnings
+    )
 
 
 def test_the_embedded_model_has_the_list() -> None:
