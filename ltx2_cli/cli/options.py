@@ -194,6 +194,9 @@ class ClipOptions(ContentOptions):
     height: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None
     width: Annotated[Count, option(SIZE, "Pixels: a multiple of 32, with two stages of 64.")] = None
     num_frames: Annotated[Count, option(SIZE, "Number of frames: a multiple of 8, plus 1.")] = None
+    windows: Annotated[
+        Count, option(SIZE, "Parts that a long clip is denoised in, each with the end of the one before held.")
+    ] = None
 
 
 @dataclass(kw_only=True)

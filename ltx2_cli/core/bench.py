@@ -55,9 +55,10 @@ def perf_facts(plan: Plan, measured: str) -> dict[str, Any]:
 
 
 def _size(plan: Plan, stage: Stage) -> str:
-    geometry = stage.geometry
-    frames, height, width = plan.arch.compression.clip_size(geometry.frames, geometry.height, geometry.width)
-    return f"{width}x{height}, {frames} frames, {geometry.video_tokens} + {geometry.audio_frames} tokens"
+    whole, part, windows = stage.geometry, stage.window(0).geometry, len(stage.windows)
+    frames, height, width = plan.arch.compression.clip_size(whole.frames, whole.height, whole.width)
+    tokens = f"{part.video_tokens} + {part.audio_frames} tokens" + f" in each of {windows} windows" * (windows > 1)
+    return f"{width}x{height}, {frames} frames, {tokens}"
 
 
 def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]]]:
@@ -83,9 +84,9 @@ def measure_steps(plan: Plan, report: Report) -> tuple[Timings, list[list[float]
 
 def _run_stage(plan: Plan, name: str, components: Components, contexts: Streams[Any], report: Report) -> None:
     """The steps of one stage. The plan ends with it."""
-    phases = [phase for phase in plan.phases if phase.stage.name == name and isinstance(phase, Denoise)]
+    phases = [phase for phase in plan.phases if isinstance(phase, Denoise) and phase.clip.name == name]
     until = replace(plan, stages=plan.stages[: phases[0].number + 1])
-    stage, place = phases[0].stage, plan.phases.index(phases[0])
+    stage, place = phases[0].clip, plan.phases.index(phases[0])
     latents = Streams(*map(_random_tokens, token_shapes(len(plan.seeds), stage.shapes))) if stage.source else None
     texts = dict.fromkeys((stage.connectors for stage in plan.stages), contexts)
     for _ in run_phases(until, RunState(phase=place, latents=latents, contexts=texts), components, report):

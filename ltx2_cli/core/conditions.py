@@ -47,7 +47,7 @@ def condition_programs(plan: Plan, phases: Sequence[Phase]) -> list[Program]:
 
 def _denoised(phases: Sequence[Phase]) -> dict[int, Stage]:
     """The stages that these phases denoise, by their numbers."""
-    return {phase.number: phase.stage for phase in phases if isinstance(phase, Denoise)}
+    return {phase.number: phase.clip for phase in phases if isinstance(phase, Denoise)}
 
 
 def _encode_videos(

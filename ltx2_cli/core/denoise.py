@@ -14,13 +14,13 @@ from ltx2_cli.core.not_finite import check_stage, locate_not_finite
 from ltx2_cli.core.report import DENOISE, Advance, Report
 from ltx2_cli.core.stage_programs import StageRun
 from ltx2_cli.core.state import OnProgress, RunState, later_steps
-from ltx2_cli.diffusion.conditions import initial_latents
-from ltx2_cli.diffusion.latents import read_noise, to_tokens
+from ltx2_cli.diffusion.conditions import UNCONDITIONED, initial_latents
+from ltx2_cli.diffusion.latents import read_noise, to_tokens, token_shapes
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Phase
+from ltx2_cli.plan.stages import Denoise
 from ltx2_cli.request.spec import Streams
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -28,7 +28,7 @@ SECONDS_BETWEEN_REPORTS = 1.0
 
 def denoise_stage(
     plan: Plan,
-    phase: Phase,
+    phase: Denoise,
     state: RunState,
     condition_latents: Streams[Sequence[np.ndarray]],
     components: Components,
@@ -56,22 +56,33 @@ def denoise_stage(
 
 def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:
     state = state if state.current else replace(state, step=0)
-    first, size, source = state.batch * run.plan.batch_size, run.plan.batch_size, None
-    if run.phase.stage.source is not None and state.latents is not None:
-        source = Streams(*(stream[first : first + size] for stream in state.latents))
+    first, size, phase = state.batch * run.plan.batch_size, run.plan.batch_size, run.phase
+    clip = _clip_so_far(run, state, slice(first, first + size))
+    source = phase.within(clip) if phase.stage.source is not None and state.latents is not None else None
+    run.hold(clip)
     try:
         initial = replace(state, current=_initial_latents(run, state, source))
         video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
-        latents = Streams(video[:, : run.phase.stage.geometry.grid_tokens], audio)
     except NotFiniteError:
         locate_not_finite(run, state.batch, state.step, _initial_latents(run, state, source), report)
         raise
-    if source and run.phase.stage.keep_audio:
-        latents = latents._replace(audio=source.audio)
+    part = phase.new(phase.within(clip))  # views of the clip's tokens
+    made = phase.new(Streams(video[:, : phase.stage.geometry.grid_tokens], audio))
+    part.video[...] = made.video
+    if not (source and phase.stage.keep_audio):
+        part.audio[...] = made.audio
     if state.latents is not None:  # latents of other batches, or upsampled ones
-        streams = zip(state.latents, latents, strict=True)
-        latents = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
-    return replace(state, batch=state.batch + 1, step=0, latents=latents, current=None)
+        streams = zip(state.latents, clip, strict=True)
+        clip = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
+    return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None)
+
+
+def _clip_so_far(run: StageRun, state: RunState, rows: slice) -> Streams[np.ndarray]:
+    """The tokens of whole clips of a batch: upsampled, or of earlier windows; zeros where there are none yet."""
+    latents = state.latents and Streams(*(np.array(stream[rows]) for stream in state.latents))
+    if latents and len(latents.video):
+        return latents
+    return Streams(*(np.zeros(shape, np.float32) for shape in token_shapes(run.plan.batch_size, run.phase.clip.shapes)))
 
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
@@ -83,10 +94,10 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
     if stage.draws_noise:
         noise = run.programs.noise(run.seeds(state.batch))
     if stage.noise is not None:
-        video, audio = to_tokens(read_noise(stage.noise, stage.shapes))
+        video, audio = run.phase.within(to_tokens(read_noise(stage.noise, run.phase.clip.shapes)))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
-    if source is None and not (stage.placed_videos or stage.audio_conditions):
+    if source is None and run.inputs.conditions == UNCONDITIONED:
         return noise
     return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.conditions)
 

@@ -19,7 +19,7 @@ from ltx2_cli.models.transformer_inputs import (
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Phase
+from ltx2_cli.plan.stages import Phase, phase_name
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import not_finite
 
@@ -46,7 +46,7 @@ def check_stage(plan: Plan, phase: Phase, finite: Streams[jax.Array], step: int,
         if not bool(is_finite):
             after = f"are not finite after step {step} of {phase.stage.steps}{where}"
             lower = "lower the guidance scales, or " if len(phase.stage.passes) > 1 else ""
-            raise NotFiniteError(f"the {name} latents of stage {phase.number + 1} {after}", lower + in_float32(plan))
+            raise NotFiniteError(f"the {name} latents of {phase_name(phase)} {after}", lower + in_float32(plan))
 
 
 def locate_not_finite(run: StageRun, batch: int, start: int, latents: Streams[Any], report: Report) -> None:

@@ -23,7 +23,7 @@ from ltx2_cli.media.clip import NO_AUDIO, Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import Stage, phase_name
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 MAP_FILE = "preview.json"
@@ -126,7 +126,7 @@ class Preview:
         else:
             clean = clean_latents(tokens, current, stage.sigmas[first], level)
         seeds = self.plan.batches[progress.batch]
-        step = f"stage {self.plan.phases[progress.phase].number + 1}, step {progress.step} of {stage.steps}"
+        step = f"{phase_name(self.plan.phases[progress.phase])}, step {progress.step} of {stage.steps}"
         rows = (
             (f"seed {seed}, {step}", Media(frames(row, stage, self.colours), NO_AUDIO, stage.geometry.fps, 1))
             for seed, row in zip(seeds, clean, strict=True)

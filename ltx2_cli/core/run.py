@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,14 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs of `run_phases`, in the order of their use."""
     yield from condition_programs(plan, plan.phases[start.phase :])
     yield from text_programs(plan, missing_in_cache(plan, missing_contexts(plan, start)))
+    numbers = set[int]()
     for phase in plan.phases[start.phase :]:
         if isinstance(phase, Upsample):
             yield upsampling_program(plan, phase.stage)
             continue
+        if phase.number in numbers:  # another window
+            continue
+        numbers.add(phase.number)
         stage = stage_programs(plan, phase.number)
         yield from (*([stage.noise] if phase.stage.draws_noise else []), stage.text, stage.steps)
 
@@ -164,12 +168,13 @@ def run_phases(
         state = replace(start, contexts={**start.contexts, **encode(plan, names, components, report)})
         on_progress(state)
     networks = [phase.stage.network for phase in phases if isinstance(phase, Denoise)]
-    # A denoiser stays loaded if a later stage uses it, or merges LoRAs into it.
-    with components.keeping(() if plan.reload_stage2 else networks[:-1]):
+    # A denoiser stays loaded if a later window or stage uses it, or merges LoRAs into it.
+    again = [name for name, later in pairwise(networks) if name == later or not plan.reload_stage2]
+    with components.keeping(again):
         for done, phase in enumerate(phases, start.phase + 1):
-            history, stage = state.history, phase.stage
+            history = state.history
             if isinstance(phase, Upsample):
-                latents = upsample_stage(plan, stage, all_latents(state), components, report)
+                latents = upsample_stage(plan, phase.stage, all_latents(state), components, report)
             else:
                 pauses = pausing and done == len(plan.phases)
                 tokens = condition_latents.get(phase.number, NO_CONDITION_LATENTS)
@@ -178,8 +183,8 @@ def run_phases(
                     if state.batch < len(plan.batches):
                         yield state
                 latents = all_latents(state)
-            if isinstance(phase, Denoise) or not stage.steps:
-                history = extend_history(history, stage, latents)
+            if phase.is_last if isinstance(phase, Denoise) else not phase.stage.steps:
+                history = extend_history(history, plan.stages[phase.number], latents)
             state = RunState(done, latents=latents, contexts=state.contexts, history=history)
             on_progress(state)
     yield state

@@ -30,6 +30,7 @@ from ltx2_cli.errors import InterruptedRunError, RunError
 from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.parallel.hosts import any_host
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import Denoise, phase_name
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.weights.digests import digests, quick_digest
 
@@ -96,7 +97,8 @@ class RunSaver:
     def _measure(self, progress: RunState) -> None:
         now, (before, then) = time.monotonic(), self.last
         if progress.current is not None and progress.step > before.step:
-            steps = sum(stage.steps for stage in self.plan.stages) * len(self.plan.batches)
+            steps = sum(phase.stage.steps for phase in self.plan.phases if isinstance(phase, Denoise))
+            steps *= len(self.plan.batches)
             self.estimate = (now - then) / (progress.step - before.step) * steps
         self.last = progress, now
 
@@ -120,6 +122,6 @@ def _where(plan: Plan, progress: RunState) -> str:
     if progress.current is None:
         return "between two stages"
     phase = plan.phases[progress.phase]
-    number, stage = phase.number, phase.stage
+    stage = phase.stage
     batch = f" of batch {progress.batch + 1}" if len(plan.batches) > 1 else ""
-    return f"after step {progress.step} of {stage.steps} of stage {number + 1}{batch}"
+    return f"after step {progress.step} of {stage.steps} of {phase_name(phase)}{batch}"

@@ -134,13 +134,13 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     kept: dict[str, Streams[LatentShape]] = {}
     if number < len(plan.phases):
         phase = plan.phases[number]
-        stage, upsamples = phase.stage, isinstance(phase, Upsample)
-        shapes = stage.source if upsamples and stage.source else stage.shapes
-        if not upsamples:
+        stage = phase.stage
+        shapes = stage.source if isinstance(phase, Upsample) and stage.source else plan.stages[phase.number].shapes
+        if not isinstance(phase, Upsample):
             steps, batches = stage.steps, len(plan.batches)
-            rows = rows if stage.source else batch * plan.batch_size
+            rows = rows if stage.source or phase.window else batch * plan.batch_size
             if "current" in names:
-                (videos, _, channels), audio = token_shapes(plan.batch_size, shapes)
+                (videos, _, channels), audio = token_shapes(plan.batch_size, stage.shapes)
                 kept["current"] = Streams((videos, stage.geometry.video_tokens, channels), audio)
     if batch >= batches or step > steps:
         return None

@@ -32,7 +32,7 @@ from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.segments import segment_weights
-from ltx2_cli.plan.stages import Phase, Stage
+from ltx2_cli.plan.stages import Denoise, Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
 NO_CONDITION_LATENTS: Streams[Sequence[np.ndarray]] = Streams((), ())
@@ -50,7 +50,7 @@ class StagePrograms(NamedTuple):
 
 def stage_programs(plan: Plan, number: int) -> StagePrograms:
     """The programs of the plan's stage `number`."""
-    stage, arch = plan.stages[number], plan.arch.transformer
+    stage, arch = plan.stages[number].window(0), plan.arch.transformer  # others have the same programs
     sharding, whole = stage.sharding, stage.sharding.replicated
     suffix = f" {number + 1}" if len(plan.stages) > 1 else ""
     split = NamedSharding(sharding.mesh, sharding.activation(KEYS_VALUES, (1, 1, 1, arch.num_attention_heads)))
@@ -125,7 +125,7 @@ def _nag(spec: RunSpec) -> NormalizedGuidance | None:
 def _conditions(stage: Stage, latents: Streams[Sequence[np.ndarray]]) -> Streams[Conditions | None]:
     """The conditions of a stage, with the latents of its videos and audio."""
     tokens = (
-        [ConditionTokens(encoded[source][part], strength, start) for source, part, start, strength in slices]
+        [ConditionTokens(encoded[source][..., part, :], strength, start) for source, part, start, strength in slices]
         for slices, encoded in zip(stage.condition_slices, latents, strict=True)
     )
     merged = merge_conditions(Streams(*tokens), stage.token_shapes, stage.x0_sigma, stage.cross_timestep, stage.frozen)
@@ -140,8 +140,15 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
     videos = [latents(shown.num_frames) * math.prod(shown.latent_size(stage.geometry)) for shown in stage.placed_videos]
     counts = Streams(videos, [stage.geometry.audio_frames] * stage.audio_conditions)
+    held = [(plan.batch_size,)] * (len(stage.windows) > 1)
     return Streams(
-        *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
+        *(
+            [
+                *(np.zeros((count, width), np.float32) for count in of),
+                *(np.zeros((*n, 0, width), np.float32) for n in held),
+            ]
+            for of, width in zip(counts, channels, strict=True)
+        )
     )
 
 
@@ -162,16 +169,25 @@ class StageRun:
     def __init__(
         self,
         plan: Plan,
-        phase: Phase,
+        phase: Denoise,
         transformer: Transformer,
         contexts: Streams[Any],
         condition_latents: Streams[Sequence[np.ndarray]] = NO_CONDITION_LATENTS,
     ):
         self.plan, self.phase, self.transformer = plan, phase, transformer
         self.programs, stage = stage_programs(plan, phase.number), phase.stage
+        self.condition_latents = condition_latents
         text = self.programs.text(transformer, self.place(contexts))
-        rows, self.schedule = self.place((_stage_rows(plan, stage, condition_latents), _stage_schedule(stage)))
+        ends = _no_latents(plan, stage)
+        latents = Streams(*([*of, *end[len(of) :]] for of, end in zip(condition_latents, ends, strict=True)))
+        rows, self.schedule = self.place((_stage_rows(plan, stage, latents), _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
+
+    def hold(self, clip: Streams[np.ndarray]) -> None:
+        """Hold the end of the window before, of the tokens of the clips of a batch [videos, tokens, channels]."""
+        if len(self.phase.clip.windows) > 1:
+            latents = Streams(*([*of, tokens] for of, tokens in zip(self.condition_latents, clip, strict=True)))
+            self.inputs = self.inputs._replace(conditions=self.place(_conditions(self.phase.stage, latents)))
 
     def denoise(
         self, latents: Streams[jax.Array], batch: int, start: int, stop: int
@@ -182,8 +198,12 @@ class StageRun:
         return latents, finite
 
     def seeds(self, batch: int) -> np.ndarray:
-        """The seed of each video of a batch, which draws its noise."""
-        return np.asarray(self.plan.batches[batch], np.uint32)
+        """The seed of each video of a batch, which draws its noise: the video's own, of later windows one that is made
+        from it."""
+        seeds = np.asarray(self.plan.batches[batch], np.uint32)
+        if window := self.phase.window:
+            return np.stack([np.random.SeedSequence([int(seed), window]).generate_state(1)[0] for seed in seeds])
+        return seeds
 
     def place(self, arrays: Any) -> Any:
         """Arrays of the host, whole on each device."""

@@ -23,7 +23,7 @@ CrossTimestep = Literal["gate", "always"]
 class ConditionTokens(NamedTuple):
     """The tokens of one input image, video or audio."""
 
-    latents: np.ndarray  # [tokens, channels], normalised
+    latents: np.ndarray  # [tokens, channels], or of each video [videos, tokens, channels]; normalised
     strength: float
     start: int  # the first token
 
@@ -43,7 +43,7 @@ class Conditions(NamedTuple):
     strengths compile nothing. Scales are factors of the step's noise level σ, float32 [levels]."""
 
     level: Array  # int32 [tokens]
-    clean: Array  # float32 [tokens, channels]; zeros at level 0
+    clean: Array  # float32 [tokens, channels] or [videos, tokens, channels]; zeros at level 0
     strength: Array  # float32 [levels]
     self_scale: Array  # for a token's own modulation, and its noise at the start
     x0_scale: Array  # for the prediction of its clean value
@@ -88,10 +88,11 @@ def _merge_stream(
 ) -> Conditions | None:
     if not inputs and level_of_other == 1:
         return None
-    level, clean = np.zeros(shape[0], np.int32), np.zeros(shape, np.float32)
+    videos = max((latents.shape[:-2] for latents, _, _ in inputs), default=(), key=len)
+    level, clean = np.zeros(shape[0], np.int32), np.zeros((*videos, *shape), np.float32)
     for number, (latents, _, start) in enumerate(inputs, 1):
-        level[start : start + len(latents)] = number
-        clean[start : start + len(latents)] = latents
+        part = slice(start, start + latents.shape[-2])
+        level[part], clean[..., part, :] = number, latents
     strength = np.asarray([0, *(condition.strength for condition in inputs)], np.float32)
     own, other = 1 - strength, np.full_like(strength, level_of_other)
     return Conditions(

@@ -1,9 +1,9 @@
 """Numbers of latents of a clip, their positions in time and space, and their upsampling."""
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ltx2_cli.request.spec import Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import RANGES
 
+NONE_BEFORE = Streams(0, 0)
 SIZE_KEYS = ("num_frames", "height", "width")  # of a clip, in a request and in a file's metadata
 
 
@@ -76,6 +77,23 @@ class Geometry:
     keyframes: tuple[tuple[float, float], ...] = ()
     references: tuple[ReferenceGrid, ...] = ()
     generated: int = 0
+    first: Streams[int] = NONE_BEFORE  # latents of a longer clip before these, which are a window of it
+
+    def window(self, latents: Streams[slice]) -> Self:
+        """The geometry of these latents of the clip. Times count from its first latent of video."""
+        frames, audio_frames = (part.stop - part.start for part in latents)
+        first = Streams(*(part.start for part in latents))
+        return replace(self, frames=frames, audio_frames=audio_frames, first=first)
+
+    @property
+    def begin(self) -> float:
+        """Seconds of the clip before its first latent of video."""
+        return float(self._edges(1, self.scales.time, 1, self.fps, first=self.first.video)[0, 0])
+
+    def audio_until(self, frames: int) -> int:
+        """The number of audio latents beside so many of video, from the begin of a clip."""
+        scales, pixels = self.scales, (frames - 1) * self.scales.time + 1
+        return round(pixels / self.fps * scales.sampling_rate / scales.mel_hop / scales.mel) if frames else 0
 
     @property
     def grid_tokens(self) -> int:
@@ -100,24 +118,25 @@ class Geometry:
         keyframes; bool [tokens]."""
         cells, tokens = self.height * self.width, np.arange(self.video_tokens)
         last = sum(self.token_counts[:2])
-        return (tokens < min(self.grid_tokens, cells)) | ((tokens >= last - self.generated * cells) & (tokens < last))
+        begins = min(self.grid_tokens, cells) if self.first.video == 0 else 0
+        return (tokens < begins) | ((tokens >= last - self.generated * cells) & (tokens < last))
 
     def video_axes(self) -> list[tuple[np.ndarray, ...]]:
         """Centres of latents along time in seconds, height and width in pixels, each float32 [latents]: of the grid
         with its keyframes, and of each reference."""
         edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
         keyframes = (edges[:, 0] + edges[:, 1]) / 2
-        grids = [(np.concatenate([self._frame_seconds(self.frames), keyframes]), 1)]
-        grids += [(self._frame_seconds(frames, scale.temporal), scale.downscale) for frames, scale in self.references]
+        grids = [(np.concatenate([self.edges.video.sum(axis=0) / 2, keyframes]), 1)]
+        grids += [(self._reference_seconds(*reference), reference.scale.downscale) for reference in self.references]
         return [(seconds, *self._pixels(downscale)) for seconds, downscale in grids]
 
     def audio_axes(self) -> list[tuple[np.ndarray, ...]]:
         """Centres of the audio tokens in seconds; float32 [tokens]."""
         return [(self.edges.audio.sum(axis=0) / 2,)]
 
-    def _frame_seconds(self, frames: int, temporal: int = 1) -> np.ndarray:
-        """Centres in seconds of latents of a frame rate below the clip's by a factor."""
-        return self._edges(frames, self.scales.time, 1, self.fps, temporal).sum(axis=0) / 2
+    def _reference_seconds(self, frames: int, scale: ReferenceScale) -> np.ndarray:
+        """Centres in seconds of a reference's latents."""
+        return self._edges(frames, self.scales.time, 1, self.fps, scale.temporal).sum(axis=0) / 2
 
     def _pixels(self, downscale: int) -> tuple[np.ndarray, np.ndarray]:
         """Centres of latents along height and width, for the clip's size divided by `downscale`."""
@@ -130,15 +149,18 @@ class Geometry:
 
     @property
     def edges(self) -> Streams[np.ndarray]:
-        """Begin and end of each latent of both streams, in seconds; float32 [2, latents]."""
-        scales = self.scales
-        video = self._edges(self.frames, scales.time, 1, self.fps)
-        return Streams(video, self._edges(self.audio_frames, scales.mel, scales.mel_hop, scales.sampling_rate))
+        """Begin and end of each latent of both streams, in seconds from the begin of the first one of video; float32
+        [2, latents]."""
+        scales, (first, heard) = self.scales, self.first
+        video = self._edges(self.frames, scales.time, 1, self.fps, first=first)
+        audio = self._edges(self.audio_frames, scales.mel, scales.mel_hop, scales.sampling_rate, first=heard)
+        return Streams(video - np.float32(self.begin), audio - np.float32(self.begin))
 
-    def _edges(self, latents: int, scale: int, hop: int, rate: float, stretch: int = 1) -> np.ndarray:
-        """Begin and end of latents of `scale` steps of hop / rate seconds; float32 throughout. With `stretch` > 1 (a
-        reference of a lower frame rate) the first latent still covers one frame."""
-        edges = np.maximum(np.arange(latents + 1, dtype=np.float32) * scale + self.scales.causal_offset - scale, 0)
+    def _edges(self, latents: int, scale: int, hop: int, rate: float, stretch: int = 1, first: int = 0) -> np.ndarray:
+        """Begin and end of latents of `scale` steps of hop / rate seconds, behind `first` others; float32 throughout.
+        With `stretch` > 1 (a reference of a lower frame rate) the first latent still covers one frame."""
+        numbers = np.arange(first, first + latents + 1, dtype=np.float32)
+        edges = np.maximum(numbers * scale + self.scales.causal_offset - scale, 0)
         seconds = np.maximum(edges * stretch - (stretch - 1), 0) * np.float32(hop) / np.float32(rate)
         return np.stack([seconds[:-1], seconds[1:]])
 

@@ -117,7 +117,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            times = _whole_forwards(plan, stage, read, away, rates) if phase in LOOPS else 1
+            times = _whole_forwards(plan, stage, read, away, rates) * len(stage.windows) if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
@@ -281,13 +281,14 @@ def record(estimate: Estimate) -> dict[str, Any]:
 
 def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
     plan, stage, forward = whole.plan, estimate.stage, estimate.forward
-    geometry, scale = stage.geometry, plan.arch.compression
+    geometry, scale, frames = stage.geometry, plan.arch.compression, stage.windows[-1].latents.video.stop
     tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {
         "width": geometry.width * scale.pixels,
         "height": geometry.height * scale.pixels,
-        "num_frames": (geometry.frames - 1) * scale.frames + 1,
+        "num_frames": (frames - 1) * scale.frames + 1,
+        "windows": len(stage.windows),
         "mesh": dict(stage.sharding.mesh.shape),
         "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],

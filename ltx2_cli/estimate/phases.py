@@ -73,8 +73,8 @@ def phase_names(plan: Plan, product: Product = Product.clips, start: RunState = 
 
 
 def stage_of(plan: Plan, phase: str) -> Stage:
-    """The stage of a phase."""
-    return plan.stages[0] if phase == DENOISE else plan.stages[-1]
+    """The stage of a phase, for the latents of a window."""
+    return plan.stages[0 if phase == DENOISE else -1].window(0)
 
 
 def weight_bytes(plan: Plan) -> dict[str, int]:

@@ -11,6 +11,8 @@ from ltx2_cli.plan.edit import Edit
 from ltx2_cli.plan.positions import PlacedVideo
 from ltx2_cli.request.spec import Streams
 
+HELD = -1  # the source of tokens that the window before has made
+
 
 class ConditionSlice(NamedTuple):
     """Consecutive tokens of a condition's latents, and their place in a stream."""
@@ -49,6 +51,27 @@ def _around(new: slice, whole: ConditionSlice, size: int = 1) -> list[ConditionS
     """The tokens before and behind the new latents, which have `size` tokens each."""
     before, after = slice(0, new.start * size), slice(new.stop * size, whole.part.stop)
     return [whole._replace(part=before), whole._replace(part=after, start=after.start)]
+
+
+def window_slices(
+    slices: Streams[tuple[ConditionSlice, ...]], tokens: Streams[slice], held: Streams[int]
+) -> Streams[tuple[ConditionSlice, ...]]:
+    """The conditions of a window, the tokens `tokens` of a clip with these conditions. The last one, `HELD`, is the end
+    of the window before: its source is the clip itself."""
+    return Streams(
+        *(
+            (*(_cut(each, part) for each in of), ConditionSlice(HELD, slice(part.start, part.start + count), 0, 1.0))
+            for of, part, count in zip(slices, tokens, held, strict=True)
+        )
+    )
+
+
+def _cut(whole: ConditionSlice, tokens: slice) -> ConditionSlice:
+    """What a condition has of these tokens, maybe nothing: all windows have as many conditions."""
+    begin = min(max(whole.start, tokens.start), tokens.stop)
+    end = max(min(whole.start + whole.part.stop - whole.part.start, tokens.stop), begin)
+    first = whole.part.start + begin - whole.start
+    return whole._replace(part=slice(first, first + end - begin), start=begin - tokens.start)
 
 
 def fully_conditioned(slices: Sequence[ConditionSlice], tokens: int) -> bool:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ltx2_cli.chips import chip
+from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
@@ -22,10 +23,12 @@ from ltx2_cli.plan.recipe import (
     says_distilled,
 )
 from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.windows import fewest_windows
 from ltx2_cli.request.profiles import recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
 from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, WeightType
 from ltx2_cli.request.spelling import option_name, typed
+from ltx2_cli.request.validation import spec_problems
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.lora import parse_lora, stated_version
@@ -153,18 +156,32 @@ def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]
 def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:
     """Sentences about a size, length or frame rate outside the training data, if the checkpoint lists its own, else
     about a length of more than 20 s and unusual frame rates."""
+    last, scale = stages[-1], checkpoint.arch.compression
+    whole, edits = last.geometry, edited(spec) is not None
+    made = scale.clip_size(last.window(0).geometry.frames, 1, 1)[0] if len(last.windows) > 1 else spec.num_frames
     if (trained_on := read_trained_on(checkpoint.where)) is None:
-        if spec.num_frames > (longest := longest_clip(spec.fps)):
-            seconds, nearest = f"{spec.num_frames / spec.fps:.1f}", typed("num_frames", longest)
+        if made > (longest := longest_clip(spec.fps)):
+            seconds, nearest = (
+                f"{made / spec.fps:.1f}",
+                typed("num_frames", longest) + _in_windows(spec, whole, longest),
+            )
             yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
         yield from _unusual_rates(spec, stages)
         return
-    pixels = checkpoint.arch.compression.pixels
+    pixels = scale.pixels
     sizes = [(pixels * stage.geometry.width, pixels * stage.geometry.height) for stage in stages]
-    edits = edited(spec) is not None  # it may not allow the cure, and is as long as the regenerated part needs
-    num_frames = max(spec.num_frames, *trained_on.num_frames) if edits else spec.num_frames
-    for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps):
+    # An edit may not allow the cure, and is as long as the regenerated part needs.
+    num_frames = max(made, *trained_on.num_frames) if edits else made
+    in_windows = _in_windows(spec, whole, max(trained_on.num_frames))
+    for sentence, cure in clip_warnings(trained_on, sizes, num_frames, spec.fps, in_windows):
         yield sentence if edits else f"{sentence}: {cure}"
+
+
+def _in_windows(spec: RunSpec, clip: Geometry, longest: int) -> str:
+    """The windows of at most `longest` frames that make this clip, to type; empty where windows do not go."""
+    in_windows = replace(spec, windows=fewest_windows(spec, clip, longest) or 1)
+    fit = in_windows.windows > 1 and not any(spec_problems(in_windows))
+    return f", or {typed('windows', in_windows.windows)}" if fit else ""
 
 
 def _unusual_rates(spec: RunSpec, stages: Sequence[Stage]) -> Iterator[str]:
@@ -218,10 +235,10 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
 
 
 def clip_warnings(
-    trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float
+    trained_on: TrainedOn, sizes: list[tuple[int, int]], num_frames: int, fps: float, in_windows: str = ""
 ) -> Iterator[tuple[str, str]]:
     """A sentence for each difference between a clip and the training clips, with an option to type. `sizes`: width and
-    height of each stage."""
+    height of each stage; `in_windows`: what to type besides for a clip that is too long."""
     known = (size.split("x") for size in trained_on.sizes)
     options = [f"{typed('width', width)} {typed('height', height)}" for width, height in known]
     untrained = [f"{width}x{height}" for width, height in sizes if f"{width}x{height}" not in trained_on.sizes]
@@ -231,7 +248,10 @@ def clip_warnings(
         yield sentence, options[-1 if stage else 0]
     if num_frames not in trained_on.num_frames:
         frames = trained_on.num_frames[0]
-        yield f"the model was trained on clips of {frames} frames, not of {num_frames}", typed("num_frames", frames)
+        yield (
+            f"the model was trained on clips of {frames} frames, not of {num_frames}",
+            (typed("num_frames", frames) + in_windows),
+        )
     if fps not in trained_on.fps:
         rate = f"{trained_on.fps[0]:g}"
         yield f"the model was trained at {rate} frames a second, not at {fps:g}", typed("fps", rate)

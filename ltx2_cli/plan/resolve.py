@@ -93,7 +93,7 @@ class Plan(PlanInputs):
         phases: list[Phase] = []
         for number, stage in enumerate(self.stages):
             phases += [Upsample(number, stage)] if stage.source else []
-            phases += [Denoise(number, stage)] if stage.steps else []
+            phases += [Denoise(number, stage, window) for window in range(len(stage.windows)) if stage.steps]
         return tuple(phases)
 
 
@@ -167,14 +167,14 @@ def build_plan(
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
     placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    longest = max(spec.max_sequence_length, *(size.geometry.video_tokens for size in sizes))
+    longest = max(spec.max_sequence_length, *(size.at_once.video_tokens for size in sizes))
     attention, weighted = spec.sharding.attention, weights_references(spec)
     kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest, weighted)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
-    guidance, step_passes = stages.recipe_guidance(spec, arch), stages.first_passes(spec, arch, sizes[0].geometry)
+    guidance, step_passes = stages.recipe_guidance(spec, arch), stages.first_passes(spec, arch, sizes[0].at_once)
     passes, prompts = max(step_passes, key=len), _distinct_prompts(spec, step_passes)
-    steps = [step_of(spec, arch.transformer, sizes[0].geometry, each, len(prompts)) for each in step_passes]
+    steps = [step_of(spec, arch.transformer, sizes[0].at_once, each, len(prompts)) for each in step_passes]
     side_by_side = lay(len(passes) * spec.num_videos)
     together = side_by_side if num_slices(devices) > 1 and not by else lay(spec.num_videos)  # slices share rows
     sharding, layout = choose_layout(steps, together, side_by_side)

@@ -21,7 +21,7 @@ def segment_weights(spec: RunSpec, geometry: Geometry) -> Streams[np.ndarray] | 
     ((audio,),) = geometry.audio_axes()
 
     def weights(seconds: np.ndarray) -> np.ndarray:
-        since = seconds - starts
+        since = seconds + geometry.begin - starts
         begun = np.clip(since / spec.segment_fade + 0.5, 0, 1) if spec.segment_fade else since >= 0
         begun = np.concatenate([np.ones((1, len(seconds))), begun, np.zeros((1, len(seconds)))])
         return (begun[:-1] - begun[1:]).astype(np.float32)

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned
+from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
+from ltx2_cli.plan.windows import ClipWindow, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
 
@@ -39,6 +41,12 @@ class StageSize(NamedTuple):
     geometry: Geometry
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
+    windows: tuple[ClipWindow, ...]
+
+    @property
+    def at_once(self) -> Geometry:
+        """The latents that are denoised at once."""
+        return self.geometry if len(self.windows) == 1 else self.geometry.window(self.windows[0].latents)
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Stage:
     geometry: Geometry
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
+    windows: tuple[ClipWindow, ...]  # of the whole clip
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
     step_passes: tuple[tuple[Pass, ...], ...] = ()  # of each step; empty: the conditional one alone
@@ -91,6 +100,26 @@ class Stage:
         sampler, ends = find_sampler(self.sampler), self.steps and self.sigmas[-1] == 0
         return self.steps * sampler.forwards + (sampler.at_end if ends else 0)
 
+    def window(self, number: int) -> "Stage":
+        """The stage for the latents of one window, which is what its programs see; itself if there is one alone."""
+        if len(self.windows) == 1:
+            return self
+        geometry, tokens = self.geometry.window(self.windows[number].latents), self.window_tokens(number)
+        (videos, channels, *_), (_, audio_channels, _, mels) = self.shapes
+        size = geometry.frames, geometry.height, geometry.width
+        return replace(
+            self,
+            geometry=geometry,
+            shapes=Streams((videos, channels, *size), (videos, audio_channels, geometry.audio_frames, mels)),
+            condition_slices=window_slices(self.condition_slices, *tokens),
+        )
+
+    def window_tokens(self, number: int) -> ClipWindow:
+        """A window in tokens of the clip."""
+        cells = self.geometry.height * self.geometry.width
+        (video, audio), (held, heard) = self.windows[number]
+        return ClipWindow(Streams(slice(video.start * cells, video.stop * cells), audio), Streams(held * cells, heard))
+
     @property
     def token_shapes(self) -> Streams[tuple[int, int]]:
         """Tokens, with those behind the grid, and channels of each stream."""
@@ -113,13 +142,41 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Denoise:
-    """The phase of a stage's denoising steps, batch by batch."""
+    """The phase of a stage's denoising steps in one of its windows, batch by batch."""
 
     number: int  # of the stage
-    stage: Stage
+    clip: Stage  # with all windows
+    window: int = 0
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The stage for the window's latents."""
+        return self.clip.window(self.window)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage's latents are complete after it."""
+        return self.window + 1 == len(self.clip.windows)
+
+    def new(self, tokens: Streams[Any]) -> Streams[Any]:
+        """The part of the window's tokens [videos, tokens, channels] that the windows before have not made."""
+        held = self.clip.window_tokens(self.window).held
+        return Streams(*(stream[:, count:] for stream, count in zip(tokens, held, strict=True)))
+
+    def within(self, clip: Streams[Any]) -> Streams[Any]:
+        """The window's part of the tokens of the clip [videos, tokens, channels]."""
+        parts = self.clip.window_tokens(self.window).latents
+        return Streams(*(stream[:, part] for stream, part in zip(clip, parts, strict=True)))
 
 
 Phase = Upsample | Denoise
+
+
+def phase_name(phase: Phase) -> str:
+    """The stage of a phase, and the window of several, in words."""
+    windows = len(phase.clip.windows) if isinstance(phase, Denoise) else 1
+    which = f"window {phase.window + 1} of {windows} of " if isinstance(phase, Denoise) and windows > 1 else ""
+    return f"{which}stage {phase.number + 1}"
 
 
 class InitialLatents(NamedTuple):
@@ -180,7 +237,8 @@ def _measure(
             sentence = f"references of 1/{downscale} of {size[2]}x{size[1]} do not divide into this model's latents"
             raise UsageError(sentence, f"nearest, of the first stage: {width}x{height}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
-    return StageSize(geometry, file_shapes(geometry, channels, arch.audio_vae.latent_mels), placed)
+    shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
+    return StageSize(geometry, shapes, placed, plan_windows(spec, geometry))
 
 
 def _count_generated(spec: RunSpec, arch: Arch, num_frames: int) -> int:
@@ -217,7 +275,7 @@ def build_stages(
 
 def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, sharding: ShardingPlan) -> Stage:
     """The stage that starts from noise."""
-    arch, geometry = inputs.checkpoint.arch, size.geometry
+    arch, geometry = inputs.checkpoint.arch, size.at_once
     guidance, sigmas = recipe_guidance(spec, arch), _first_sigmas(spec, arch, geometry)
     passes, blocks = first_passes(spec, arch, geometry), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)

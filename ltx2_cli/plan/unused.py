@@ -68,6 +68,7 @@ DEPENDENCES = (
         ),
         "no audio is made, or that of a clip is kept",
     ),
+    Dependence(("window_overlap",), lambda request: request.spec.windows > 1, "there is one window", ("windows", "2")),
     Dependence(("keyframes", "decoder"), lambda request: request.spec.running.video, "no video is made"),
     Dependence(
         ("vae_memory_gb",),

@@ -181,6 +181,8 @@ class RunSpec:
     num_frames: int  # 8k + 1
     fps: float
     segments: tuple[SegmentSpec, ...]  # in the order of their starts; up to the first, `prompt` counts
+    windows: int  # that the clip is denoised in, one after the other
+    window_overlap: float  # seconds of video that each holds of the one before, at least
     segment_fade: float  # seconds around the start of a segment in which one prompt takes over from the other
     conditions: tuple[ConditionSpec, ...]
     audio: AudioSpec | None  # its audio, which the video follows; None: both are made

@@ -33,7 +33,16 @@ PARTS = {
 WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
     *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage"),
     *("max_sequence_length", "compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident"),
-    *("segments", "segment_fade", "nag_tau", "nag_alpha", "stg_every", "modality_every", "schedule_tokens"),
+    *(
+        "segments",
+        "segment_fade",
+        "window_overlap",
+        "nag_tau",
+        "nag_alpha",
+        "stg_every",
+        "modality_every",
+        "schedule_tokens",
+    ),
     *("base_output_directory", "temporal_upsample", "initial_noise", "noise", "num_inference_steps"),
 }
 

@@ -22,6 +22,7 @@ MAX_VIDEOS = 1000
 LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
+MAX_WINDOWS = 1000
 MAX_FRAMES = 2**14 + 1
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
 CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a video and without one
@@ -66,6 +67,8 @@ RANGES = {
     "width": Range(32, MAX_SIDE, 32),
     "num_frames": Range(1, MAX_FRAMES, 8, 1),
     "fps": Range(1, MAX_FPS),
+    "windows": Range(1, MAX_WINDOWS),
+    "window_overlap": Range(0, 60),
     "segment_fade": Range(0, 60),
     "keyframes": Range(0, MAX_KEYFRAMES),
     "num_videos": Range(1, MAX_VIDEOS),
@@ -109,6 +112,7 @@ def spec_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _wrong_text(spec)
     yield from _wrong_numbers(spec)
     yield from (("segments", sentence) for sentence in _wrong_segments(spec))
+    yield from (("windows", sentence) for sentence in _wrong_windows(spec))
     yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
     yield from _wrong_process(spec)
     yield from (("conditions", sentence) for sentence in _wrong_conditions(spec))
@@ -153,6 +157,23 @@ def _wrong_segments(spec: RunSpec) -> Iterator[str]:
             )
         elif segment.start <= before:
             yield f"segment {segment.start:g} s begins no later than the one before it, {before:g} s; order them"
+
+
+def _wrong_windows(spec: RunSpec) -> Iterator[str]:
+    if spec.windows == 1:
+        return
+    if spec.window_overlap == 0:
+        yield f"windows that do not overlap make clips of their own; nearest: {typed('window_overlap', 1)}"
+    if not spec.running.video:
+        yield f"windows are of video, and none is made: {typed('windows', 1)}"
+    if spec.keyframes:
+        yield f"keyframes beside a clip cannot be split into windows: {typed('windows', 1)}, or {typed('keyframes', 0)}"
+    for condition in spec.conditions:
+        if condition.kind not in ("image", "video"):
+            yield f"a {condition.kind} as input cannot be split into windows: {typed('windows', 1)}"
+        elif condition.frame % spec.num_frames:
+            shown = f"{condition.kind} {condition.path} is shown at frame {condition.frame}"
+            yield f"{shown}, and windows show input at the beginning alone: frame 0, or {typed('windows', 1)}"
 
 
 def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:

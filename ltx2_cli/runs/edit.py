@@ -66,7 +66,7 @@ class EditedClip:
     ) -> RunSpec:
         """The request for this clip, with the condition of its regenerated part."""
         given, path = self.edit.given, user_path(self.edit.clip)
-        replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, **NOT_KEPT}
+        replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, "windows": 1, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
         replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
         replaced |= dict(zip(HEIGHT_WIDTH, self.video.frames.shape[1:3], strict=True)) | {"fps": self.fps}
@@ -165,6 +165,8 @@ def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int 
             sentence, f"--set lora=[] goes on without, or name the LoRAs to go on with: {option_name('lora')}"
         )
     most = clip.request(session).num_frames
+    if clip.record and clip.record.values.get("windows", 1) != 1:  # it is longer than what is made at once
+        most = min(most, longest_clip(fps))
     shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
     if most - shown < COMPRESSION:
         raise UsageError(

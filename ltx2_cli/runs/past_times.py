@@ -13,6 +13,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -49,7 +50,7 @@ class PastRun:
 
     def work(self, plan: Plan) -> float:
         """Seconds to make the clips of `plan` at these times, with all networks and programs loaded."""
-        steps = sum(stage.steps * step for stage, step in zip(_stages(plan), self.steps, strict=True))
+        steps = sum(_steps(stage) * step for stage, step in zip(_stages(plan), self.steps, strict=True))
         clips = len(plan.batches) * steps + len(plan.seeds) * self.clip
         return self.reading + clips
 
@@ -110,7 +111,7 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
     denoising = _denoising(plan, timings)
     if not stages or denoising is None:
         return
-    steps = tuple(seconds / len(plan.batches) / stage.steps for seconds, stage in zip(denoising, stages, strict=True))
+    steps = tuple(seconds / len(plan.batches) / _steps(stage) for seconds, stage in zip(denoising, stages, strict=True))
     clips = sum(seconds for name, seconds in timings.activities if name in (DECODE, WRITE))
     worked = sum(seconds for _, seconds in timings.activities)
     compiling = sum(seconds for name, seconds in timings.preparations if name.startswith(COMPILE))
@@ -127,11 +128,13 @@ def remember(plan: Plan, product: Product, timings: Timings, total: float, cold:
 
 
 def _denoising(plan: Plan, timings: Timings) -> list[float] | None:
-    """The seconds of each denoising stage; None if the run is not complete. A stage has one entry for all batches; the
-    last stage may have one for each."""
-    found, count = [seconds for name, seconds in timings.activities if name == DENOISE], len(_stages(plan))
-    whole = len(found) - count + 1 in (1, len(plan.batches))
-    return [*found[: count - 1], sum(found[count - 1 :])] if whole else None
+    """The seconds of each denoising stage; None if the run is not complete. A window has one entry for all batches; the
+    last one may have one for each."""
+    found = [seconds for name, seconds in timings.activities if name == DENOISE]
+    ends = [0, *accumulate(len(stage.windows) for stage in _stages(plan))]
+    whole = len(found) - ends[-1] + 1 in (1, len(plan.batches))
+    ends[-1] = len(found)
+    return [sum(found[begin:end]) for begin, end in pairwise(ends)] if whole else None
 
 
 def past_runs(plan: Plan, product: Product) -> list[PastRun]:
@@ -171,8 +174,14 @@ def _shape_of_stage(stage: Stage) -> list[Any]:
     passes: list[Any] = [guidance_pass.name for guidance_pass in stage.passes]
     if len(stage.pass_counts) > 1:
         passes = [[*(each.name for each in own), count] for own, count in stage.pass_counts.items()]
+    windows = [len(stage.windows)] * (len(stage.windows) > 1)
     mesh = f"{stage.sharding.text}, {stage.sharding.attention}" + f", {stage.sampler}" * (stage.sampler != EULER)
-    return [[list(shape) for shape in (*stage.shapes, *stage.token_shapes)], passes, mesh]
+    return [[list(shape) for shape in (*stage.shapes, *stage.token_shapes)], passes, mesh, *windows]
+
+
+def _steps(stage: Stage) -> int:
+    """The steps in all windows."""
+    return stage.steps * len(stage.windows)
 
 
 def _stages(plan: Plan) -> Sequence[Stage]:

@@ -72,7 +72,8 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
         return
     if stage.network == STAGE2_DENOISER:
         yield from (("lora", lora) for lora in spec.second_stage.lora or ())
-    video, audio, text = stage.geometry.video_tokens, stage.geometry.audio_frames, spec.max_sequence_length
+    at_once, windows = stage.window(0).geometry, len(stage.windows)
+    video, audio, text = at_once.video_tokens, at_once.audio_frames, spec.max_sequence_length
     yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
     passes = "; ".join(
         ", ".join(each.name.lower() for each in own) + f" in {count} of them" * (len(stage.pass_counts) > 1)
@@ -81,6 +82,7 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
     steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
     steps += f", {stage.forwards} forwards" * (stage.forwards > stage.steps)
+    steps += f", in each of {windows} windows" * (windows > 1)
     yield "denoise", f"{steps}, passes: {passes}{other}"
 
 

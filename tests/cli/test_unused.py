@@ -37,6 +37,7 @@ CASES = {
         [*NEITHER, *typed("guidance-interval 0.2,0.9", "set stg_every=2", "set modality_every=2")],
         {"guidance_rescale", "audio_guidance_rescale", "guidance_interval", "stg_every", "modality_every"},
     ),
+    "one window": (["--set", "window_overlap=2"], {"window_overlap"}),
     "no NAG": (["--set", "nag_tau=2", "--set", "nag_alpha=0.5"], {"nag_tau", "nag_alpha"}),
     "no picture": (
         [

@@ -74,6 +74,8 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "vae_memory_gb": 0,
     "schedule_tokens": 0,
     "segment_fade": -1,
+    "windows": 0,
+    "window_overlap": -1,
     "second_stage.upsampler": "",
     "second_stage.sampler": "eular",
     "second_stage.sigmas": [1.0],
