@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -29,9 +29,11 @@ from ltx2_cli.parallel.mesh import divisors
 from ltx2_cli.plan.recipe import HQ, ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.plan.windows import fewest_windows
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_spec
+from ltx2_cli.request.size import longest_clip
 from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
-from ltx2_cli.request.validation import spec_problems
+from ltx2_cli.request.validation import MAX_WINDOWS, spec_problems
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
 PROGRAM_FRACTION = FRACTION * (1 - RESERVE)  # of it for a program then
@@ -39,11 +41,12 @@ USUAL_TEXT = 1024  # tokens that a prompt is cut to
 SIDE_SCALES = tuple(Fraction(quarters, 4) for quarters in (4, 3, 2, 1))  # of each side of a clip
 MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # tried with a smaller clip
+MOST_WINDOWS = 8  # tried, from the fewest
 DEMO = "demo"
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
     (
-        *("height", "width", "num_frames", "num_videos", "max_sequence_length"),
+        *("height", "width", "num_frames", "windows", "num_videos", "max_sequence_length"),
         *("sharding", "keep_resident", "vae_memory_gb", "offload"),
     )
 )
@@ -130,7 +133,7 @@ class Suggestions:
 
     def nearest(self) -> Alternative | None:
         """The alternative that fits and differs least; None if nothing fits."""
-        same = next(filter(self.fits, self.same_clip()), None)
+        same = next(filter(self.fits, chain(self.same_clip(), self.in_windows())), None)
         return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
     def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
@@ -203,6 +206,16 @@ class Suggestions:
         if self.plan.spec.offload is Offload.none and self.plan.spec.scan_layers:  # slower than all others
             host, starts = setting(offload=Offload.layers), (Alternative(), *costly, *self.starts[1:])
             yield from (start.also(host) for start in starts)
+
+    def in_windows(self) -> Iterator[Alternative]:
+        """The same clip in windows, where it is longer than the training clips; the fewest first."""
+        spec, longest = self.plan.spec, longest_clip(self.plan.spec.fps)
+        if spec.num_frames <= longest:
+            return
+        fewest = fewest_windows(spec, self.plan.stages[-1].geometry, longest) or MAX_WINDOWS
+        for start, count in product(self.starts, range(max(fewest, spec.windows + 1), fewest + MOST_WINDOWS)):
+            if not any(spec_problems(replace(spec, windows=count))):
+                yield start.also(setting(windows=count))
 
     def meshes(self, start: Alternative) -> Iterator[Alternative]:
         """`start` on other meshes: the devices' own profile for a plan on a single device, else meshes of the plan's

@@ -157,12 +157,23 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
 def test_a_smaller_clip_still_has_all_its_segments() -> None:
     """A shorter one that ends before its last segment would be refused."""
     request = ask(gpu(80), model="ltx2.3", sharding="single", num_frames=4001, segments=["150s: it runs"])
+    request = replace(request, fixed=frozenset({"windows"}).__contains__)
     _, suggested = refusal(request)
     assert suggested is not None
     assert fits_now(request, suggested)
     spec = replace(request.plan().spec, **suggested.values)
     validate(spec)
     assert spec.width * spec.height < 768 * 512
+
+
+def test_a_clip_that_is_too_long_to_be_made_at_once_fits_in_windows() -> None:
+    """Of at most 20 s each; a shorter one is made smaller."""
+    size = {"model": "ltx2.3", "width": 1536, "height": 1024, "sharding": "trillium"}
+    request = ask(tpus("TPU v6 lite", 4), num_frames=2881, **size)
+    _, suggested = refusal(request)
+    assert suggested is not None
+    assert suggested.options == {"windows": "7"}
+    assert fits_now(request, suggested)
 
 
 @pytest.mark.parametrize("tiled", [False, True])
