@@ -136,6 +136,10 @@ class ContentOptions(ModelOptions):
         Text,
         option(STEPS, f"Sampler of the first stage: {', '.join(sampler_names())}.", autocompletion=complete_sampler),
     ] = None
+    first_block_cache: Annotated[
+        Real,
+        option(STEPS, "Change of the first block up to which a step skips the others, such as 0.1.", metavar="CHANGE"),
+    ] = None
     eta: Annotated[Real, option(STEPS, "Fraction of the fresh noise of euler_ancestral and res_2s, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
     recipe: Annotated[Text, option(MODEL, "one_stage, two_stage, hq or distilled.", profiles="recipe")] = None

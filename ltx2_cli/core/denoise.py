@@ -52,6 +52,9 @@ def denoise_stage(
                 for _ in range(at_once):
                     state = _run_batch(run, state, advance, report, on_progress)
             yield state
+        if phase.is_last and stage.first_block_cache is not None:
+            layers, forwards = plan.arch.transformer.num_layers, len(plan.seeds) * stage.steps * len(stage.windows)
+            report.note(f"{sum(state.skipped)} of {forwards} forwards ran the first of {layers} blocks alone")
 
 
 def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:
@@ -74,7 +77,8 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
     if state.latents is not None:  # latents of other batches, or upsampled ones
         streams = zip(state.latents, clip, strict=True)
         clip = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
-    return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None)
+    skipped = _skipped(run, state, run.cache.skipped) if run.cache else state.skipped
+    return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None, skipped=skipped)
 
 
 def _clip_so_far(run: StageRun, state: RunState, rows: slice) -> Streams[np.ndarray]:
@@ -105,6 +109,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
 def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: OnProgress) -> Streams[jax.Array]:
     latents = run.place(state.current)
     done, chunk = state.step, 1
+    run.forget(latents)
     on_progress(state)
     while done < run.phase.stage.steps:
         started, end = time.monotonic(), min(done + chunk, run.phase.stage.steps)
@@ -116,5 +121,21 @@ def _run_steps(run: StageRun, state: RunState, advance: Advance, on_progress: On
         # Several hosts, which must run the same programs, go step by step: their clocks differ.
         measured = done > state.step and jax.process_count() == 1
         chunk, done = max(1, int(SECONDS_BETWEEN_REPORTS / seconds)) if measured else 1, end
-        on_progress(replace(state, step=done, current=latents))
+        on_progress(_after_steps(run, state, done, latents))
     return latents
+
+
+def _after_steps(run: StageRun, start: RunState, done: int, latents: Streams[jax.Array]) -> RunState:
+    """The state after the steps of a batch; where steps skip layers, before the last that did not: to go on from there
+    needs nothing of what is skipped."""
+    if run.cache is None:
+        return replace(start, step=done, current=latents)
+    whole = run.cache.whole
+    return replace(start, step=int(whole.number), current=whole.latents, skipped=_skipped(run, start, whole.skipped))
+
+
+def _skipped(run: StageRun, start: RunState, since: jax.Array) -> tuple[int, ...]:
+    """The forwards of all videos that skipped layers; `since` the start, those of its batch."""
+    first, counts = start.batch * run.plan.batch_size, np.zeros(len(run.plan.seeds), int)
+    counts[first : first + run.plan.batch_size] = to_host(since)
+    return tuple((counts + np.asarray(start.skipped or 0)).tolist())

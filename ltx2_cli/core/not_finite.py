@@ -57,6 +57,7 @@ def locate_not_finite(run: StageRun, batch: int, start: int, latents: Streams[An
         if not_finite(run.transformer):  # no step is to blame
             return
         latents = run.place(latents)
+        run.forget(latents)
         for step in range(start, run.phase.stage.steps):
             before = Streams(*(np.array(to_host(stream)) for stream in latents))
             latents, finite = run.denoise(latents, batch, step, step + 1)

@@ -102,6 +102,7 @@ def _texts(values: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
 
 
+SKIPPED_FORWARDS = "skipped_forwards"  # key: forwards of the first stage that ran its first block alone, by its cache
 History = tuple[Mapping[str, Any], ...]  # for each video, the latents of its record: source and results
 
 

@@ -142,7 +142,8 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
             continue
         numbers.add(phase.number)
         stage = stage_programs(plan, phase.number)
-        yield from (*([stage.noise] if phase.stage.draws_noise else []), stage.text, stage.steps)
+        yield from ([stage.noise] if phase.stage.draws_noise else [])
+        yield from filter(None, (stage.text, stage.cache, stage.steps))
 
 
 def run_phases(
@@ -185,6 +186,6 @@ def run_phases(
                 latents = all_latents(state)
             if phase.is_last if isinstance(phase, Denoise) else not phase.stage.steps:
                 history = extend_history(history, plan.stages[phase.number], latents)
-            state = RunState(done, latents=latents, contexts=state.contexts, history=history)
+            state = RunState(done, latents=latents, contexts=state.contexts, history=history, skipped=state.skipped)
             on_progress(state)
     yield state

@@ -104,7 +104,7 @@ class RunSaver:
 
     def _write(self, progress: RunState) -> None:
         if jax.process_index() == 0:
-            place = [progress.phase, progress.batch, progress.step, progress.written]
+            place = [progress.phase, progress.batch, progress.step, progress.written, *progress.skipped]
             record = to_yaml(self.plan.spec, provenance(self.plan, self._files, {}))
             others = [self.goal, os.getcwd(), place, progress.history]
             metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True)) | {EVERY: str(self.every)}

@@ -53,6 +53,7 @@ class SavedRun:
     history: History
     tensors: Mapping[str, np.ndarray]
     every: float = 60.0  # seconds between two writings
+    skipped: tuple[int, ...] = ()  # of each video, as in the state
 
     def spec(self, overrides: Mapping[str, object]) -> RunSpec:
         """The run's request and output paths, changed by `overrides`."""
@@ -63,7 +64,7 @@ class SavedRun:
         """The state to resume from. Raises `UsageError` if its place or its arrays do not fit the plan."""
         names = {name.rpartition(".")[0] for name in self.tensors}
         shapes = _shapes(plan, self.place, names)
-        if shapes is None or len(self.history) not in (0, len(plan.seeds)):
+        if shapes is None or not {len(self.history), len(self.skipped)} <= {0, len(plan.seeds)}:
             raise _damaged(self.path, "it does not say how far the run is")
         if surplus := sorted(self.tensors.keys() - shapes.keys()):
             raise _damaged(self.path, f"its `{surplus[0]}` has no place in the run")
@@ -77,7 +78,9 @@ class SavedRun:
         }
         if not all(np.isfinite(array).all() for streams in contexts.values() for array in streams):
             raise _damaged(self.path, f"its text has numbers beyond {plan.dtype.value}")
-        return RunState(*self.place, streams.get("latents"), streams.get("current"), contexts, self.history)
+        return RunState(
+            *self.place, streams.get("latents"), streams.get("current"), contexts, self.history, self.skipped
+        )
 
 
 def open_saved_run(path: Path) -> SavedRun:
@@ -94,12 +97,12 @@ def open_saved_run(path: Path) -> SavedRun:
             read_provenance(record, str(path))
         if not isinstance(folder, str) or "\0" in folder or not Path(folder).is_absolute():
             raise ValueError(folder)
-        phase, batch, step, written = map(_whole, place)
+        phase, batch, step, written, *skipped = map(_whole, place)
         every = float(metadata.get(EVERY, SavedRun.every))
         if not 0 <= every < np.inf:
             raise ValueError(every)
         place = phase, batch, step, written
-        return SavedRun(path, request, _goal(*goal), folder, place, tuple(history), tensors, every)
+        return SavedRun(path, request, _goal(*goal), folder, place, tuple(history), tensors, every, tuple(skipped))
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise _damaged(path, "it does not say how far the run is") from error
 

@@ -15,12 +15,23 @@ from ltx2_cli.core.components import abstract_network
 from ltx2_cli.core.encode import abstract_contexts
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.diffusion.conditions import Conditions, ConditionTokens, merge_conditions
-from ltx2_cli.diffusion.denoise import GuidanceWeights, Pass, StepPasses, denoise, pad_steps, traced_weights
+from ltx2_cli.diffusion.denoise import (
+    GuidanceWeights,
+    Pass,
+    StepCache,
+    StepPasses,
+    WholeStep,
+    denoise,
+    denoise_with_cache,
+    pad_steps,
+    traced_weights,
+)
 from ltx2_cli.diffusion.latents import LatentShape, noise, noise_behind, to_tokens
 from ltx2_cli.diffusion.sampler import Sampler, find_sampler
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
     DenoiserInputs,
+    LayerCache,
     PassMasks,
     PassReuse,
     Ropes,
@@ -44,7 +55,9 @@ class StagePrograms(NamedTuple):
 
     noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
     text: Program  # connectors' output to the layers' text, once for all steps
-    steps: Program  # latents, inputs, schedule, seeds and two bounds to latents, and whether each stream is finite
+    cache: Program | None  # the cache before the first step; None: no step skips layers
+    steps: Program  # latents, inputs, schedule, seeds, two bounds and the cache of a stage that has one to latents,
+    # whether each stream is finite, and the cache
     forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
@@ -77,10 +90,43 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
     sizes = plan.batch_size, stage.shapes, behind
     ways = {"choices": tuple(stage.pass_counts), "sampler": find_sampler(stage.sampler)}
     loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes, **ways, **sizes_of_noise)
+    cache = None
+    if stage.first_block_cache is not None:
+        shapes = jitted(_empty_cache, None, sharding, sizes=sizes).eval_shape(*inputs())
+        placed = _cache_shardings(shapes, stage)
+        empty = jitted(_empty_cache, placed, sharding, sizes=sizes)
+        cache = Program(f"cache{suffix}", stage.network, empty, inputs, number)
+        results, donated = (whole, whole, placed), ("latents", "cache")
+        loop = jitted(_denoise_with_cache, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
+
     velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
-    steps = Program(f"denoise{suffix}", stage.network, loop, lambda: (*inputs(), *schedule, seeds, step, step), number)
+
+    def arguments() -> tuple[Any, ...]:
+        return *inputs(), *schedule, seeds, step, step, *((cache.outputs(), sigma) if cache else ())
+
+    steps = Program(f"denoise{suffix}", stage.network, loop, arguments, number)
     forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
-    return StagePrograms(noise, text, steps, forward)
+    return StagePrograms(noise, text, cache, steps, forward)
+
+
+def _cache_shardings(shapes: StepCache, stage: Stage) -> Any:
+    """Where the cache of steps lies: its tokens as between layers, all else whole."""
+    sharding, axes = stage.sharding, ("tokens", "audio_tokens")
+
+    def split(x: jax.ShapeDtypeStruct, axis: str) -> NamedSharding:
+        return NamedSharding(sharding.mesh, sharding.activation(("rows", axis, None), x.shape))
+
+    whole: Any = jax.tree.map(lambda _: sharding.replicated, shapes)
+    first = split(shapes.layers.first, axes[0 if shapes.layers.others.video.shape[-1] else 1])
+    others = Streams(*map(split, shapes.layers.others, axes))
+    return whole._replace(layers=whole.layers._replace(first=first, others=others))
+
+
+def _empty_cache(transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs) -> StepCache:
+    videos = len(latents.video)
+    none = jnp.zeros(videos, jnp.int32)
+    whole = WholeStep(Streams(*map(jnp.zeros_like, latents)), jnp.int32(0), none)
+    return StepCache(transformer.empty_cache(latents, inputs), whole, none)
 
 
 def _stage_rows(
@@ -101,7 +147,9 @@ def _stage_rows(
     self_attention = np.ones((plan.arch.transformer.num_layers, len(passes)), bool)
     if Pass.PERTURBED in passes:
         self_attention[list(stage.stg_blocks), passes.index(Pass.PERTURBED)] = False
-        branch = np.asarray(min(stage.stg_blocks), np.int32)
+        first = min(stage.stg_blocks)
+        if first or stage.first_block_cache is None:  # a cache needs the first block of all passes
+            branch = np.asarray(first, np.int32)
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
     texts = [plan.prompts.index(text) for text in (plan.spec.prompt, *(each.prompt for each in plan.spec.segments))]
@@ -182,6 +230,12 @@ class StageRun:
         latents = Streams(*([*of, *end[len(of) :]] for of, end in zip(condition_latents, ends, strict=True)))
         rows, self.schedule = self.place((_stage_rows(plan, stage, latents), _stage_schedule(stage)))
         self.inputs = DenoiserInputs(jax.block_until_ready(text), *rows)
+        self.cache: StepCache | None = None  # of the steps of a batch
+
+    def forget(self, latents: Streams[jax.Array]) -> None:
+        """Empty the cache of steps, before those of latents [videos, tokens, channels]."""
+        if self.programs.cache:
+            self.cache = self.programs.cache(self.transformer, latents, self.inputs)
 
     def hold(self, clip: Streams[np.ndarray]) -> None:
         """Hold the end of the window before, of the tokens of the clips of a batch [videos, tokens, channels]."""
@@ -193,8 +247,11 @@ class StageRun:
         self, latents: Streams[jax.Array], batch: int, start: int, stop: int
     ) -> tuple[Streams[jax.Array], Streams[Any]]:
         """The latents of a batch after these steps, and whether each stream is finite."""
-        steps = self.seeds(batch), np.int32(start), np.int32(stop)
-        latents, finite = self.programs.steps(self.transformer, latents, self.inputs, *self.schedule, *steps)
+        part = self.seeds(batch), np.int32(start), np.int32(stop)
+        kept = (self.cache, np.float32(self.phase.stage.first_block_cache)) if self.cache else ()
+        inputs = self.transformer, latents, self.inputs, *self.schedule, *part, *kept
+        latents, finite, *cache = self.programs.steps(*inputs)
+        self.cache = cache[0] if cache else None
         return latents, finite
 
     def seeds(self, batch: int) -> np.ndarray:
@@ -234,7 +291,11 @@ def _velocity(
     `branch` in place of that of the inputs is known to the compiler."""
     if branch is not None and inputs.reuse:
         inputs = inputs._replace(reuse=replace(inputs.reuse, branch=branch))
-    rows = transformer(in_its_dtype(transformer, latents), sigma, inputs)
+    return _by_pass(transformer(in_its_dtype(transformer, latents), sigma, inputs), latents)
+
+
+def _by_pass(rows: Streams[jax.Array], latents: Streams[jax.Array]) -> Streams[jax.Array]:
+    """Rows [videos · passes, tokens, channels] as [passes, videos, tokens, channels]."""
     return Streams(
         *(
             stream.reshape(len(x), len(stream) // len(x), *stream.shape[1:]).swapaxes(0, 1)
@@ -271,3 +332,39 @@ def _denoise_steps(
     draw = partial(_noise, seeds, **sizes)
     latents = denoise(sets, latents, sigmas, chosen, start, stop, sampler, draw, eta, inputs.conditions)
     return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))
+
+
+def _denoise_with_cache(
+    transformer: Transformer,
+    latents: Streams[jax.Array],
+    inputs: DenoiserInputs,
+    sigmas: jax.Array,
+    chosen: jax.Array,
+    guidance: tuple[Streams[GuidanceWeights], ...],
+    eta: jax.Array,
+    seeds: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+    cache: StepCache,
+    threshold: jax.Array,
+    *,
+    choices: tuple[tuple[Pass, ...], ...],
+    sampler: Sampler,
+    **sizes: Any,
+) -> tuple[Streams[jax.Array], Streams[jax.Array], StepCache]:
+    (passes,), (weights,) = choices, guidance
+    inputs = inputs.of_passes(passes)
+
+    def velocity(
+        latents: Streams[jax.Array], sigma: jax.Array, cache: LayerCache
+    ) -> tuple[Streams[jax.Array], LayerCache, jax.Array]:
+        rows, cache, skipped = transformer.with_cache(
+            in_its_dtype(transformer, latents), sigma, inputs, cache, threshold
+        )
+        return _by_pass(rows, latents), cache, skipped
+
+    draw = partial(_noise, seeds, **sizes)
+    latents, cache = denoise_with_cache(
+        velocity, weights, cache, latents, sigmas, start, stop, sampler, draw, eta, inputs.conditions
+    )
+    return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents)), cache

@@ -11,7 +11,7 @@ from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, rec
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.join import finished_clips
-from ltx2_cli.core.provenance import extend_history, input_files, network_files, provenance
+from ltx2_cli.core.provenance import SKIPPED_FORWARDS, extend_history, input_files, network_files, provenance
 from ltx2_cli.core.report import WRITE, Report
 from ltx2_cli.core.run import (
     DECODED,
@@ -118,5 +118,6 @@ def _metadata(
     size = plan.arch.compression.clip_size(last.geometry.frames, last.geometry.height, last.geometry.width)
     size = size if plan.running.video else (plan.num_frames, *size[1:])
     facts |= dict(zip(SIZE_KEYS, map(str, size), strict=True))
-    for spec, past in zip(requests[rows.start : rows.stop], history, strict=True):
-        yield {**facts, "record": to_yaml(spec, provenance(plan, files, past))}
+    skipped = [{SKIPPED_FORWARDS: count} for count in state.skipped] or [{}] * len(plan.seeds)
+    for row, spec, past in zip(rows, requests[rows.start : rows.stop], history, strict=True):
+        yield {**facts, "record": to_yaml(spec, provenance(plan, files, {**past, **skipped[row]}))}

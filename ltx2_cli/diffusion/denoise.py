@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial, reduce
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +127,25 @@ class StepPasses(NamedTuple):
     weights: Streams[GuidanceWeights]
 
 
+class WholeStep(NamedTuple):
+    """The last step in which no video skipped layers: a run that goes on from it makes the same."""
+
+    latents: Streams[jax.Array]  # before it
+    number: jax.Array  # int32
+    skipped: jax.Array  # int32 [videos], the forwards before it
+
+
+class StepCache(NamedTuple):
+    """What steps leave to those after them, which may skip layers."""
+
+    layers: Any  # of the denoiser
+    whole: WholeStep
+    skipped: jax.Array  # int32 [videos], forwards
+
+
+CachedVelocity = Callable[[Streams[jax.Array], jax.Array, Any], tuple[Streams[jax.Array], Any, jax.Array]]
+
+
 def denoise(
     choices: Sequence[StepPasses],
     latents: Streams[jax.Array],
@@ -143,19 +162,13 @@ def denoise(
     one compiled program runs any range of any schedule. Step i runs the passes choices[chosen[i]], which know the noise
     levels of `conditions`. `draw(number)` is standard normal noise of the latents' shapes, by the number of the draw
     since step 0."""
-    own = (jnp.float32(1) if each is None else each.level_values(each.self_scale) for each in conditions)
-    scale = Streams(*own)
+    levels_at = _levels(sigmas, eta, conditions)
 
     def predict(passes: StepPasses, latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
-        streams = zip(latents, passes.velocity(latents, sigma), passes.weights, conditions, strict=True)
-        return Streams(*(guided_clean(*stream, sigma) for stream in streams))
-
-    def hold(latents: Streams[jax.Array]) -> Streams[jax.Array]:
-        return Streams(*(held(*stream) for stream in zip(latents, conditions, strict=True)))
+        return _clean(latents, passes.velocity(latents, sigma), passes.weights, conditions, sigma)
 
     def step(index: jax.Array, latents: Streams[jax.Array]) -> Streams[jax.Array]:
-        levels = Levels(sigmas[index], sigmas[index + 1], scale, eta, hold)
-        draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
+        levels, draws = levels_at(index), [draw(index * sampler.draws + number) for number in range(sampler.draws)]
         if len(choices) == 1:
             return sampler.step(latents, partial(predict, choices[0]), levels, draws)
         # Loops of one turn or none: libtpu 0.0.42 had not compiled branches in 15 minutes, of `--offload layers`.
@@ -166,6 +179,58 @@ def denoise(
         return latents
 
     return jax.lax.fori_loop(start, stop, step, latents)
+
+
+def denoise_with_cache(
+    velocity: CachedVelocity,
+    weights: Streams[GuidanceWeights],
+    cache: StepCache,
+    latents: Streams[jax.Array],
+    sigmas: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+    sampler: Sampler,
+    draw: Callable[[jax.Array], Streams[jax.Array]],
+    eta: jax.Array,
+    conditions: Streams[Conditions | None] = UNCONDITIONED,
+) -> tuple[Streams[jax.Array], StepCache]:
+    """As `denoise`, with one set of passes and a sampler of one forward a step. `velocity` takes a cache of layers too,
+    and also returns the next one, and which videos skipped layers, bool [videos]."""
+    levels_at = _levels(sigmas, eta, conditions)
+
+    def step(index: jax.Array, state: tuple[Streams[jax.Array], StepCache]) -> tuple[Streams[jax.Array], StepCache]:
+        (latents, cache), levels = state, levels_at(index)
+        velocities, layers, skips = velocity(latents, levels.sigma, cache.layers)
+        clean = _clean(latents, velocities, weights, conditions, levels.sigma)
+        now = WholeStep(latents, index, cache.skipped)
+        whole = jax.tree.map(lambda before, now: jnp.where(skips.any(), before, now), cache.whole, now)
+        draws = [draw(index * sampler.draws + number) for number in range(sampler.draws)]
+        latents = sampler.step(latents, lambda *_: clean, levels, draws)
+        return latents, StepCache(layers, whole, cache.skipped + skips)
+
+    return jax.lax.fori_loop(start, stop, step, (latents, cache))
+
+
+def _levels(sigmas: jax.Array, eta: jax.Array, conditions: Streams[Conditions | None]) -> Callable[[jax.Array], Levels]:
+    """The noise levels of each step, by its number."""
+    own = (jnp.float32(1) if each is None else each.level_values(each.self_scale) for each in conditions)
+    scale = Streams(*own)
+
+    def hold(latents: Streams[jax.Array]) -> Streams[jax.Array]:
+        return Streams(*(held(*stream) for stream in zip(latents, conditions, strict=True)))
+
+    return lambda index: Levels(sigmas[index], sigmas[index + 1], scale, eta, hold)
+
+
+def _clean(
+    latents: Streams[jax.Array],
+    velocities: Streams[jax.Array],
+    weights: Streams[GuidanceWeights],
+    conditions: Streams[Conditions | None],
+    sigma: jax.Array,
+) -> Streams[jax.Array]:
+    streams = zip(latents, velocities, weights, conditions, strict=True)
+    return Streams(*(guided_clean(*stream, sigma) for stream in streams))
 
 
 def guided_clean(

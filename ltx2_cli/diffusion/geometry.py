@@ -91,9 +91,9 @@ class Geometry:
         return float(self._edges(1, self.scales.time, 1, self.fps, first=self.first.video)[0, 0])
 
     def audio_until(self, frames: int) -> int:
-        """The number of audio latents beside so many of video, from the begin of a clip."""
+        """The number of audio latents beside so many of video, from the begin of a clip with audio; else 0."""
         scales, pixels = self.scales, (frames - 1) * self.scales.time + 1
-        return round(pixels / self.fps * scales.sampling_rate / scales.mel_hop / scales.mel) if frames else 0
+        return round(pixels / self.fps * scales.sampling_rate / scales.mel_hop / scales.mel) if self.audio_frames else 0
 
     @property
     def grid_tokens(self) -> int:

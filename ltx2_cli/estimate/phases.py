@@ -42,6 +42,7 @@ LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
+LIVE_CACHE = 4  # times what the cache of the first block keeps: itself, and copies while it is compared and renewed
 TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 
@@ -193,7 +194,11 @@ def _denoise_bytes(plan: Plan, stage: Stage) -> int:
     if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
         matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
         copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
-    return text + ropes + latents + layer + copies + _arrived_bytes(plan, stage.network, arch.num_layers)
+    cached = 0
+    if stage.first_block_cache is not None:  # what the first layer added to a stream, and all others to both
+        added = [count * width for count, width in zip(local, widths, strict=True)]
+        cached = LIVE_CACHE * rows * itemsize * (added[0 if local.video else 1] + sum(added))
+    return text + ropes + latents + layer + cached + copies + _arrived_bytes(plan, stage.network, arch.num_layers)
 
 
 def _arrived_bytes(plan: Plan, name: str, turns: int) -> int:

@@ -5,16 +5,19 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Float
 
 from ltx2_cli.diffusion.conditions import Conditions
+from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_block import Block, map_streams, modulate
 from ltx2_cli.models.transformer_inputs import (
     Arrays,
     DenoiserInputs,
+    LayerCache,
     Modulation,
     PassMasks,
     PassReuse,
@@ -124,6 +127,33 @@ class Transformer(nnx.Module):
         velocities, _ = self._forward(latents, sigma, inputs, lambda x: None)
         return velocities
 
+    def with_cache(
+        self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, cache: LayerCache, threshold: jax.Array
+    ) -> tuple[Arrays, LayerCache, jax.Array]:
+        """As `__call__`, with a first-block cache: a video whose first layer adds nearly what it added in the last step
+        that ran all layers, skips the others and adds what they added then. Nearly: the mean absolute difference is at
+        most `threshold` of the mean absolute value. Also returns the cache of the next step, and which videos skipped
+        layers, bool [videos]. Layers are skipped where all videos do; the result of each does not depend on that."""
+        velocities, (after, skipped) = self._forward(latents, sigma, inputs, lambda x: None, (cache, threshold))
+        return velocities, after, skipped
+
+    def empty_cache(self, latents: Arrays, inputs: DenoiserInputs) -> LayerCache:
+        """The cache before the first step, for latents [videos, tokens, channels]."""
+        videos, rows, streams = len(latents.video), len(inputs.contexts), (self.video, self.audio)
+        branches = self._branches(_allowed(inputs.reuse, videos))
+
+        def zeros(stream: StreamIO | None, x: jax.Array, width: int, axis: str, rows: int) -> jax.Array:
+            dtype = next(each for each in streams if each).proj_in.kernel.dtype
+            tokens = pad_to_shards(
+                jnp.zeros((rows, x.shape[1], width if stream else 0), dtype), ("rows", axis, None), 1
+            )
+            return constrain(tokens, ("rows", axis, None))
+
+        widths, axes = [stream.width for stream in self.arch.streams], ("tokens", "audio_tokens")
+        each = [*zip(streams, latents, widths, axes, strict=True)]
+        first = zeros(*each[0 if self.video else 1], rows - videos * branches)
+        return LayerCache(first, Streams(*(zeros(*stream, rows) for stream in each)), jnp.zeros(videos, bool))
+
     def forward_with_intermediates(
         self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
     ) -> tuple[Arrays, tuple[T, T]]:
@@ -132,8 +162,13 @@ class Transformer(nnx.Module):
         return self._forward(latents, sigma, inputs._replace(reuse=None), tap)
 
     def _forward(
-        self, latents: Arrays, sigma: jax.Array, inputs: DenoiserInputs, tap: Callable[[Arrays], T]
-    ) -> tuple[Arrays, tuple[T, Any]]:
+        self,
+        latents: Arrays,
+        sigma: jax.Array,
+        inputs: DenoiserInputs,
+        tap: Callable[[Arrays], T],
+        cached: tuple[LayerCache, jax.Array] | None = None,
+    ) -> tuple[Arrays, tuple[Any, Any]]:
         arch, timestep = self.arch, sigma * TRAIN_TIMESTEPS
         gate_ratio = arch.cross_attn_timestep_scale_multiplier / arch.timestep_scale_multiplier
         streams, lengths = Streams(self.video, self.audio), (stream.shape[1] for stream in latents)
@@ -170,14 +205,20 @@ class Transformer(nnx.Module):
         states = map_streams(begin, streams, inputs.conditions, inputs.ropes, segments, tokens, Streams(*tokens[::-1]))
         shared = Streams(*(stream and stream[0] for stream in states))
         x = map_streams(project, streams, latents, tokens, Streams(inputs.keyframes, None))
-        x, intermediates = self._run_layers(x, inputs, shared, tap)
+        x, intermediates = self._run_layers(x, inputs, shared, tap, cached)
         return map_streams(end, streams, x, states), intermediates
 
     def _run_layers(
-        self, x: Arrays, inputs: DenoiserInputs, shared: Streams[StreamInputs | None], tap: Callable[[Arrays], T]
-    ) -> tuple[Arrays, tuple[T, Any]]:
+        self,
+        x: Arrays,
+        inputs: DenoiserInputs,
+        shared: Streams[StreamInputs | None],
+        tap: Callable[[Arrays], T],
+        cached: tuple[LayerCache, jax.Array] | None,
+    ) -> tuple[Arrays, tuple[Any, Any]]:
         """Repeat x for each pass and run all layers. Returns x and the taps; per-layer taps are None if the perturbed
-        pass reuses layers."""
+        pass reuses layers. With a cache: x, the next cache, and the videos that skipped layers."""
+        decisive = np.array([each is not Pass.PERTURBED for each in inputs.reuse.passes]) if inputs.reuse else None
         text, contexts, _, masks, _, reuse, *_ = inputs = inputs._replace(reuse=_allowed(inputs.reuse, len(x.video)))
         layer, passes = self._layer(inputs, shared), len(contexts) // len(x.video)
         scanned = self.blocks, text.keys_values, masks.self_attention
@@ -186,7 +227,13 @@ class Transformer(nnx.Module):
             axes = (("rows", stream.tokens.name if stream else None, None) for stream in shared)
             return Streams(*(constrain(jnp.repeat(y, passes, axis=0), axis) for y, axis in zip(x, axes, strict=True)))
 
-        if reuse is not None and reuse.branch is not None and self.scan_layers:
+        if cached:
+            begun = rows(passes - self._branches(reuse))
+            lengths = Streams(*((stream and stream.tokens.length) or 0 for stream in shared))
+            assert decisive is not None
+            return _with_cache(layer, scanned, begun, reuse, contexts, lengths, decisive, *cached)
+        if self._branches(reuse):
+            assert reuse
             before = rows(passes - 1)
             return _branching(layer, scanned, before, reuse, contexts), (tap(before), None)
 
@@ -198,6 +245,10 @@ class Transformer(nnx.Module):
         unroll = 1 if self.scan_layers else self.arch.num_layers
         x, after = StackedLayers(scanned).scan(tapped, before, unroll)
         return x, (tap(before), after)
+
+    def _branches(self, reuse: PassReuse | None) -> bool:
+        """Whether the perturbed pass shares the layers before the first that it perturbs."""
+        return reuse is not None and reuse.branch is not None and self.scan_layers
 
     def _layer(
         self, inputs: DenoiserInputs, shared: Streams[StreamInputs | None]
@@ -256,6 +307,59 @@ def _branching(
     x = Streams(*map(reuse.insert_perturbed, x))
     x, _ = layers.loop(lambda x, scanned: layer(x, scanned, contexts), x, copied, reuse.branch, layers.count)
     return x
+
+
+def _with_cache(
+    layer: Callable[[Arrays, Layer, Mask], Arrays],
+    scanned: Layer,
+    x: Arrays,
+    reuse: PassReuse | None,
+    contexts: Mask,
+    lengths: Streams[int],
+    decisive: np.ndarray,
+    cache: LayerCache,
+    threshold: jax.Array,
+) -> tuple[Arrays, tuple[LayerCache, jax.Array]]:
+    """x after all layers, of some videos by the cache; the next cache, and those videos. `decisive` are the passes that
+    decide: all but the perturbed, which devices that hold all passes begin later."""
+    layers, videos, decides = StackedLayers(scanned), len(cache.known), 0 if lengths.video else 1
+    branches = len(x[0]) < len(contexts)
+
+    def unperturbed(x: Arrays, scanned: Layer) -> Arrays:
+        if not branches:
+            return layer(x, scanned, contexts)
+        assert reuse
+        block, keys_values, _ = scanned
+        return layer(x, (block, keys_values, None), reuse.drop_perturbed(contexts))
+
+    def total(change: jax.Array) -> jax.Array:  # of each video, without the tokens that fill up the devices
+        own = jnp.arange(change.shape[1])[:, None] < lengths[decides]
+        rows = jnp.where(own, jnp.abs(change.astype(jnp.float32)), 0).sum(axis=(1, 2)).reshape(videos, -1)
+        return (rows if branches else rows[:, decisive]).sum(axis=1)
+
+    def of_videos(skipped: jax.Array, known: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(jnp.repeat(skipped, len(new) // videos)[:, None, None], known, new)
+
+    # Of a loop of one known turn libtpu 0.0.42 would make a copy of the layer's weights.
+    one = jax.lax.optimization_barrier(jnp.int32(1))
+    begun, copied = layers.loop(unperturbed, x, layers.copy(0), 0, one)
+    first = begun[decides] - x[decides]
+    skipped = cache.known & (total(first - cache.first) <= threshold * total(cache.first))
+    turns = jnp.int32(~skipped.all())  # of all further layers, or of none
+    after, branch = begun, jnp.int32(1)
+    if branches:
+        assert reuse
+        assert reuse.branch is not None
+        branch = jnp.asarray(reuse.branch)
+        after, copied = layers.loop(unperturbed, begun, copied, 1, jnp.where(turns, branch, 1))
+        begun, after = (Streams(*map(reuse.insert_perturbed, each)) for each in (begun, after))
+    end = jnp.where(turns, layers.count, branch)
+    after, _ = layers.loop(lambda x, scanned: layer(x, scanned, contexts), after, copied, branch, end)
+    pairs = [*zip(begun, cache.others, after, strict=True)]
+    after = Streams(*(of_videos(skipped, start + others, new) for start, others, new in pairs))
+    others = Streams(*(of_videos(skipped, others, new - start) for start, others, new in pairs))
+    known = LayerCache(of_videos(skipped, cache.first, first), others, jnp.ones_like(cache.known))
+    return after, (known, skipped)
 
 
 def _rows_here(rows: int) -> int:

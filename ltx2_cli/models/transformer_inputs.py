@@ -71,6 +71,15 @@ class PassReuse:
         return jnp.concatenate(parts, axis=1).reshape(videos * passes, *tokens)
 
 
+class LayerCache(NamedTuple):
+    """What the layers added to the tokens in the last step that ran them all, of each video: the first layer to those
+    of one stream, the others to those of both; [rows, padded tokens, dim]."""
+
+    first: jax.Array  # of video, or of audio alone; rows without the perturbed pass where that branches off later
+    others: Arrays
+    known: jax.Array  # bool [videos]: whether there was such a step
+
+
 class TextContext(NamedTuple):
     """Text for the layers: its tokens [contexts, tokens, dim] and, where no layer modulates them by the noise level,
     the keys and values of all layers [layers, contexts, tokens, heads * head_dim]."""

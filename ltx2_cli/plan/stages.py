@@ -77,6 +77,7 @@ class Stage:
     marks_keyframes: bool = False  # the denoiser is told which tokens' latent frame is one frame of pixels
     sampler: str = EULER
     eta: float = 1.0  # the fraction of fresh noise, where the sampler draws some
+    first_block_cache: float | None = None  # the change of the first layer up to which others are skipped; None: never
 
     @property
     def steps(self) -> int:
@@ -280,7 +281,22 @@ def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, 
     passes, blocks = first_passes(spec, arch, geometry), spec.stg_blocks or ()
     stage = Stage(name, *size, sigmas, sharding, passes, guidance, blocks, noise=spec.initial_noise)
     assert spec.sampler is not None
-    return replace(_with_conditions(stage, spec, inputs), sampler=spec.sampler, eta=spec.eta)
+    stage = replace(stage, sampler=spec.sampler, eta=spec.eta, first_block_cache=spec.first_block_cache)
+    _check_cache(stage)
+    return _with_conditions(stage, spec, inputs)
+
+
+def _check_cache(stage: Stage) -> None:
+    """Raise `UsageError` for a first-block cache of steps with several forwards, or of other passes each."""
+    if stage.first_block_cache is None:
+        return
+    sentence = f"{typed('first_block_cache', f'{stage.first_block_cache:g}')} compares steps with one another, and"
+    if find_sampler(stage.sampler).forwards > 1:
+        raise UsageError(f"{sentence} those of {stage.sampler} have two forwards", typed("sampler", EULER))
+    if len(stage.pass_counts) > 1:
+        keys = {"guidance_interval": "0,1", "stg_every": 1, "modality_every": 1}
+        alike = " ".join(typed(key, value) for key, value in keys.items())
+        raise UsageError(f"{sentence} these have different passes", alike)
 
 
 def _first_sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:

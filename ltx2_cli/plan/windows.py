@@ -29,11 +29,10 @@ def plan_windows(spec: RunSpec, geometry: Geometry) -> tuple[ClipWindow, ...]:
         raise UsageError(f"{sentence} frames", f"nearest: {typed('windows', most)}")
     size = _window_size(frames, overlap, spec.windows)
     starts = np.rint(np.linspace(0, frames - size, spec.windows)).astype(int).tolist()
-    ends = [geometry.audio_until(start + size) for start in starts[:-1]] + [geometry.audio_frames]
-    heard = ends[0] if geometry.audio_frames else 0
+    ends = [*(geometry.audio_until(start + size) for start in starts[:-1]), geometry.audio_frames]
     windows, before = list[ClipWindow](), Streams(0, 0)
-    for start, end in zip(starts, ends if heard else [0] * len(ends), strict=True):
-        latents = Streams(slice(start, start + size), slice(end - heard, end))
+    for start, end in zip(starts, ends, strict=True):
+        latents = Streams(slice(start, start + size), slice(end - ends[0], end))
         held = Streams(*(max(end - part.start, 0) for end, part in zip(before, latents, strict=True)))
         windows.append(ClipWindow(latents, held))
         before = Streams(*(part.stop for part in latents))

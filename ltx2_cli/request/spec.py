@@ -214,6 +214,7 @@ class RunSpec:
     guidance_interval: tuple[float, float]  # noise levels: steps that begin at one between them are guided
     stg_every: int  # STG in every n-th of the guided steps, from the first
     modality_every: int  # likewise the guidance away from the stream without its twin
+    first_block_cache: float | None  # relative change of the first block, up to which a step skips others; None: never
     nag_scale: float | None  # of attention to the text, away from the negative prompt, without a pass; None: none
     nag_tau: float  # at most so many times a token's L1 norm
     nag_alpha: float  # 0 to 1: the fraction of the guided result

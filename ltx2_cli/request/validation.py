@@ -87,6 +87,7 @@ RANGES = {
     **{f"guidance.{stream}.guidance_rescale": Range(0, 1) for stream in ("video", "audio")},
     "stg_every": Range(1, MAX_STEPS),
     "modality_every": Range(1, MAX_STEPS),
+    "first_block_cache": Range(0, 1),
     "nag_scale": Range(1, MAX_SCALE),
     "nag_tau": Range(1, MAX_SCALE),
     "nag_alpha": Range(0, 1),

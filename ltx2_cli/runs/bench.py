@@ -52,6 +52,9 @@ def bench(spec: RunSpec, report: Report, files: list[Output], typed: Typed, as_j
             raise UsageError("steps are measured that have the same passes", alike)
         if any(stage.forwards > stage.steps for stage in plan.stages):
             raise UsageError("steps are measured that have one forward", spelt("sampler", EULER))
+        if spec.first_block_cache is not None:
+            sentence = "steps of random weights say nothing about what a first-block cache skips"
+            raise UsageError(sentence, f"leave out {option_name('first_block_cache')}")
         plan = check_fit(request, plan, typed)
         report.flush()
         timings, seconds = measure_steps(plan, report)

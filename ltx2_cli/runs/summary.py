@@ -82,6 +82,8 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     other = f"; devices {stage.sharding.text}" if stage.sharding != plan.sharding else ""
     steps = f"{stage.steps} steps" + f", sampler {stage.sampler}" * (stage.sampler != EULER)
     steps += f", {stage.forwards} forwards" * (stage.forwards > stage.steps)
+    if stage.first_block_cache is not None:
+        steps += f", the first block alone where it changes by at most {stage.first_block_cache:g}"
     steps += f", in each of {windows} windows" * (windows > 1)
     yield "denoise", f"{steps}, passes: {passes}{other}"
 

@@ -21,7 +21,7 @@ from ltx2_cli.runs.settings import RunSettings
 from ltx2_cli.runs.trust import Trust
 
 # Keys that a second stage does not read.
-FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta", "image_strength")
+FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta", "image_strength", "first_block_cache")
 SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 

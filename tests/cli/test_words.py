@@ -75,6 +75,7 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "schedule_tokens": 0,
     "segment_fade": -1,
     "windows": 0,
+    "first_block_cache": -1,
     "window_overlap": -1,
     "second_stage.upsampler": "",
     "second_stage.sampler": "eular",

@@ -69,10 +69,14 @@ def test_a_dry_run_and_a_result_in_json(
         assert not [warning for warning in page["warnings"] if "changes nothing" in warning]
         assert run_program(monkeypatch, verb, first, "-o", clip, "--dry-run") == 0
         assert "\ndecode " in capsys.readouterr().out
-    settings = [word for key in ("sampler=euler_ancestral", "eta=0.5", "image_strength=0.5") for word in ("--set", key)]
+    settings = [
+        word
+        for key in ("sampler=euler_ancestral", "eta=0.5", "image_strength=0.5", "first_block_cache=0.1")
+        for word in ("--set", key)
+    ]
     assert run_program(monkeypatch, "upsample", first, "-o", clip, "--dry-run", *settings) == 0
     unused = [line for line in "".join(capsys.readouterr()).splitlines() if "changes nothing" in line]
-    first_stage = "sampler", "eta", "image_strength"
+    first_stage = "sampler", "eta", "image_strength", "first_block_cache"
     assert unused == [f"{key} changes nothing, saved latents have their first stage" for key in first_stage]
     fresh = ["--set", "second_stage.sampler=res_2s", "--set", "eta=0.5"]
     assert run_program(monkeypatch, "upsample", first, "-o", clip, "--dry-run", *fresh) == 0

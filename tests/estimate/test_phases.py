@@ -57,6 +57,8 @@ def planned(devices: tuple, **keys: object) -> Plan:
         (V6E, {"model": "ltx2", "width": 1280, "height": 704, "num_frames": 257}, DENOISE, 3.314),
         (V6E, {"model": "ltx2.3"}, DENOISE, 0.310),
         (V6E, {"model": "ltx2.3", "width": 1536, "height": 1024}, DENOISE, 1.818),
+        (V6E, {"model": "ltx2.3", "first_block_cache": 0.1}, DENOISE, 0.62),
+        (TPU7X, {"model": "ltx2.3", "first_block_cache": 0.1}, DENOISE, 1.50),
         (V5P, {"model": "ltx2"}, DENOISE, 3.002),
         (TPU7X[:2], {"model": "ltx2"}, DENOISE, 4.241),
         (TPU7X, {"model": "ltx2"}, DENOISE, 3.288),

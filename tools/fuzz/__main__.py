@@ -64,6 +64,7 @@ TEXTS = {  # option: what somebody could type for it
     ),
     "recipe": ("one_stage", "two_stage", "distilled", "two", "steps.yaml"),
     "sharding": ("single", "ironwood", "trillium", "cpu", "steps.yaml", "no"),
+    "first_block_cache": ("0", "0.1", "1", "2", "-1", "nan", "x"),
     "windows": ("1", "2", "3", "0", "99", "x"),
     "guidance_interval": ("0,1", "0.2,0.9", "0.9,0.2", "1", "", "-1,2", "nan,1"),
     "stg_blocks": ("0", "0,1", "1,1", "99", "", "-1"),

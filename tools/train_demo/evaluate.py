@@ -50,6 +50,8 @@ OPTIONS: dict[str, Mapping[str, object]] = {
     "every other step": {"stg_every": 2, "modality_every": 2},
     "res_2s": {"sampler": "res_2s", "num_inference_steps": 10},
     "hq": {"recipe": "hq", "height": 256, "width": 256},
+    "first-block cache 0.1": {"first_block_cache": 0.1},
+    "first-block cache 0.2": {"first_block_cache": 0.2},
     "long": {"num_frames": 97},
     "long, in windows": {"num_frames": 97, "windows": 3},
 }
