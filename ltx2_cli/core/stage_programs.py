@@ -56,8 +56,9 @@ class StagePrograms(NamedTuple):
     noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
     text: Program  # connectors' output to the layers' text, once for all steps
     cache: Program | None  # the cache before the first step; None: no step skips layers
-    steps: Program  # latents, inputs, schedule, seeds, two bounds and the cache of a stage that has one to latents,
-    # whether each stream is finite, and the cache
+    steps: (
+        Program  # latents, inputs, schedule, seeds, two bounds (and a cache) to latents, whether they are finite, (it)
+    )
     forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
@@ -188,16 +189,13 @@ def _no_latents(plan: Plan, stage: Stage) -> Streams[list[np.ndarray]]:
     channels, latents = Streams(*(shape[1] for shape in stage.token_shapes)), plan.arch.compression.latents
     videos = [latents(shown.num_frames) * math.prod(shown.latent_size(stage.geometry)) for shown in stage.placed_videos]
     counts = Streams(videos, [stage.geometry.audio_frames] * stage.audio_conditions)
-    held = [(plan.batch_size,)] * (len(stage.windows) > 1)
-    return Streams(
-        *(
-            [
-                *(np.zeros((count, width), np.float32) for count in of),
-                *(np.zeros((*n, 0, width), np.float32) for n in held),
-            ]
-            for of, width in zip(counts, channels, strict=True)
-        )
+    zeros = Streams(
+        *([np.zeros((count, width), np.float32) for count in of] for of, width in zip(counts, channels, strict=True))
     )
+    if stage.holds_latents:
+        for of, shape in zip(zeros, stage.token_shapes, strict=True):
+            of.append(np.zeros((plan.batch_size, *shape), np.float32))
+    return zeros
 
 
 def _stage_schedule(
@@ -238,8 +236,8 @@ class StageRun:
             self.cache = self.programs.cache(self.transformer, latents, self.inputs)
 
     def hold(self, clip: Streams[np.ndarray]) -> None:
-        """Hold the end of the window before, of the tokens of the clips of a batch [videos, tokens, channels]."""
-        if len(self.phase.clip.windows) > 1:
+        """Hold what was made before, of the tokens of the clips of a batch [videos, tokens, channels]."""
+        if self.phase.stage.holds_latents:
             latents = Streams(*([*of, tokens] for of, tokens in zip(self.condition_latents, clip, strict=True)))
             self.inputs = self.inputs._replace(conditions=self.place(_conditions(self.phase.stage, latents)))
 

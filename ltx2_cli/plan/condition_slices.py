@@ -11,7 +11,7 @@ from ltx2_cli.plan.edit import Edit
 from ltx2_cli.plan.positions import PlacedVideo
 from ltx2_cli.request.spec import Streams
 
-HELD = -1  # the source of tokens that the window before has made
+HELD = -1  # the source of tokens that are the clip's own, made before
 
 
 class ConditionSlice(NamedTuple):

@@ -19,7 +19,7 @@ from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.condition_slices import ConditionSlice, condition_slices, fully_conditioned, window_slices
+from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
@@ -126,6 +126,11 @@ class Stage:
         """Tokens, with those behind the grid, and channels of each stream."""
         (_, _, channels), (_, tokens, features) = token_shapes(1, self.shapes)
         return Streams((self.geometry.video_tokens, channels), (tokens, features))
+
+    @property
+    def holds_latents(self) -> bool:
+        """Whether latents of the clip itself are conditions: those of the window before, or its audio."""
+        return any(condition.source == HELD for of in self.condition_slices for condition in of)
 
     @property
     def draws_noise(self) -> bool:
@@ -349,11 +354,16 @@ def _second_stage(
         network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
         source=source,
-        keep_audio=bool(spec.second_stage.keep_audio),
+        keep_audio=bool(spec.second_stage.keep_audio or spec.second_stage.freeze_audio),
         sampler=spec.second_stage.sampler or EULER,
         eta=spec.eta,
     )
-    return _with_conditions(stage, spec, inputs)
+    stage = _with_conditions(stage, spec, inputs)
+    if spec.second_stage.freeze_audio and spec.running.audio and not spec.audio:
+        whole = ConditionSlice(HELD, slice(0, size.geometry.audio_frames), 0, 1.0)
+        slices, frozen = stage.condition_slices._replace(audio=(whole,)), stage.frozen._replace(audio=True)
+        return replace(stage, condition_slices=slices, frozen=frozen)
+    return stage
 
 
 def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:

@@ -29,7 +29,7 @@ class Dependence(NamedTuple):
 
 
 STREAMS, GUIDANCE_SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
-SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "temporal_upsample")
+SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "freeze_audio", "temporal_upsample")
 GIVEN = "the audio is given"
 
 

@@ -101,6 +101,7 @@ class SecondStageSpec:
     sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
     sampler: str | None  # None also: Euler steps
     keep_audio: bool | None  # take the audio of the first stage
+    freeze_audio: bool  # the audio of the first stage is not noised: the video hears it as it is, and it is kept
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
 

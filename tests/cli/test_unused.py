@@ -12,7 +12,7 @@ from program import run_program
 
 NO_GUIDANCE = ("guidance-scale 1", "stg-scale 0", "modality-scale 1")
 ALL = ("guidance-scale 3", "stg-scale 1", "modality-scale 3", "guidance-rescale 0.5")
-LATER = [f"second_stage.{value}" for value in ("keep_audio=true", "lora=[]", "sampler=euler")]
+LATER = [f"second_stage.{value}" for value in ("keep_audio=true", "freeze_audio=true", "lora=[]", "sampler=euler")]
 ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no"]
 IMAGES = ["--image-crf", "20", "--image-strength", "0.5"]
 LONGER = ["--set", "second_stage.temporal_upsample=duration"]

@@ -1,6 +1,7 @@
 """Clips that are given their sound: the picture follows it as in diffusers, and the file's own samples are heard."""
 
 import wave
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.pipeline_ltx2_dfr import LTX2DFRPipeline
 
-from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, plan_of
+from clips import ALL_ON, PROMPT, TEXT_TOKENS, Case, Checkpoint, final_latents, make_latents, plan_of
 from core.test_conditions import drawn, of_kind
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.conditions import encode_conditions
 from ltx2_cli.core.report import Report, Timings
-from ltx2_cli.core.run import run_phases
+from ltx2_cli.core.run import run_phases, state_from_latents
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.latents import open_latents, to_tokens
@@ -25,6 +26,7 @@ from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.plan.inputs import CONNECTORS
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.step_cost import step_of
 from ltx2_cli.request.spec import NO_GUIDANCE, Streams
 from ltx2_cli.weights.declare import declared
@@ -38,6 +40,7 @@ from upsamplers import KINDS
 SIZE = ALL_ON.size
 SECONDS = SIZE.num_frames / SIZE.fps
 SIGMAS = [1.0, 0.9, 0.6, 0.0]
+REFINING = [0.975, 0.909375, 0.725, 0.421875, 0.0]
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +62,18 @@ def encoded(plan: Plan) -> np.ndarray:
     return latents
 
 
-def frozen(pipeline: Any, plan: Plan, audio: np.ndarray) -> torch.Tensor:
-    """The picture that diffusers makes from the same noise with these latents of the sound, as tokens."""
+def frozen(
+    pipeline: Any, plan: Plan, audio: np.ndarray, begin: np.ndarray | None = None, sigmas: Sequence[float] = SIGMAS
+) -> torch.Tensor:
+    """The picture that diffusers makes from the same noise, or from `begin`, with these latents of the sound, as
+    tokens."""
     dfr = of_kind(LTX2DFRPipeline, pipeline)
     config = dfr.scheduler.config
     dfr.scheduler = type(dfr.scheduler).from_config(config, use_dynamic_shifting=False, shift_terminal=None)
-    latents, geometry = torch.from_numpy(np.array(drawn(plan).video)), plan.stages[0].geometry
+    latents = torch.from_numpy(np.array(drawn(plan).video if begin is None else begin))
+    geometry = plan.stages[-1].geometry
     coords = dfr.transformer.rope.prepare_video_coords(
-        1, geometry.frames, geometry.height, geometry.width, latents.device, fps=SIZE.fps
+        1, geometry.frames, geometry.height, geometry.width, latents.device, fps=geometry.fps
     )
     dfr._interrupt = False
     with torch.no_grad():
@@ -82,8 +89,8 @@ def frozen(pipeline: Any, plan: Plan, audio: np.ndarray) -> torch.Tensor:
             video_text,
             audio_text,
             mask,
-            SIGMAS[:-1],
-            SIZE.fps,
+            list(sigmas[:-1]),
+            geometry.fps,
             torch.from_numpy(np.array(audio[None])),
             freeze_audio=True,
         )
@@ -100,6 +107,42 @@ def check_frozen(checkpoint: Checkpoint, sound: Path) -> None:
 
 def test_the_picture_follows_a_sound_as_in_the_reference(checkpoint: Checkpoint, sounds: list[Path]) -> None:
     check_frozen(checkpoint, sounds[0])
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_the_sound_of_a_first_stage_is_heard_without_noise(
+    windows: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """By the refinement of a temporal upsampler, of each video its own, also in windows of the whole clip."""
+    upsampler = LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1, **KINDS["temporal x2"])
+    randomise(upsampler, seed=1).save_pretrained(tmp_path / "upsampler")
+    asked = {
+        "recipe": "two_stage",
+        "second_stage.upsampler": str(tmp_path / "upsampler"),
+        "second_stage.lora": [],
+        "second_stage.sigmas": REFINING,
+        "second_stage.freeze_audio": True,
+        "num_videos": 2,
+        "windows": windows,
+        "window_overlap": 0.1,
+    }
+    shapes = plan_of(checkpoint, ALL_ON._replace(size=SIZE._replace(fps=12.0)), 5).latent_shapes
+    rng, source = np.random.default_rng(3), InitialLatents(shapes, 12.0)
+    given = [Streams(*(rng.standard_normal(shape, np.float32) for shape in shapes)) for _ in range(2)]
+    plan = plan_of(checkpoint, ALL_ON._replace(size=SIZE._replace(fps=12.0)), 5, source=source, **asked)
+    begun: list[np.ndarray] = []
+
+    def keep(state: RunState) -> None:
+        if state.current is not None and state.step == 0:
+            begun.append(np.array(state.current.video))
+
+    made = make_latents(plan, Components(plan), state_from_latents(given, ()), keep)
+    audio = np.concatenate([to_tokens(each).audio for each in given])[:, : made.audio.shape[1]]
+    np.testing.assert_array_equal(made.audio, audio)
+    assert (len(begun), plan.stages[-1].geometry.fps) == (windows, 24.0)
+    for row in range(2 if windows == 1 else 0):
+        wanted = frozen(checkpoint.pipeline, plan, audio[row], begun[0][row : row + 1], REFINING)
+        assert relative_error(made.video[row : row + 1], wanted) <= 2e-4
 
 
 def test_the_newer_model_follows_it_too(sounds: list[Path], tmp_path: Path) -> None:
