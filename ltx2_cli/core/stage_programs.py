@@ -56,9 +56,7 @@ class StagePrograms(NamedTuple):
     noise: Program  # seeds uint32 [videos] to tokens of standard normal noise
     text: Program  # connectors' output to the layers' text, once for all steps
     cache: Program | None  # the cache before the first step; None: no step skips layers
-    steps: (
-        Program  # latents, inputs, schedule, seeds, two bounds (and a cache) to latents, whether they are finite, (it)
-    )
+    steps: Program  # latents, inputs, schedule, seeds, two bounds and any cache to latents, whether finite, the cache
     forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
