@@ -24,6 +24,7 @@ from ltx2_cli.weights.tensors import shape_text
 REQUEST_KEYS = (
     "prompt",
     "segments",
+    "windows",
     "negative_prompt",
     "conditions",
     "audio",
@@ -32,11 +33,12 @@ REQUEST_KEYS = (
     "recipe",
     "num_inference_steps",
     "sampler",
+    "first_block_cache",
     "keyframes",
     "decoder",
     "seed",
 )  # shown of a record
-LEFT_OUT_VALUES = {"keyframes": 0, "decoder": Decoder.convolution.value}
+LEFT_OUT_VALUES = {"windows": 1, "keyframes": 0, "decoder": Decoder.convolution.value}
 NOT_TOLD = "not to be told from its header"
 LONGEST_VALUE = 80  # characters of a value in a LoRA's metadata
 Row = tuple[str, str]

@@ -84,7 +84,8 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     steps += f", {stage.forwards} forwards" * (stage.forwards > stage.steps)
     if stage.first_block_cache is not None:
         steps += f", the first block alone where it changes by at most {stage.first_block_cache:g}"
-    steps += f", in each of {windows} windows" * (windows > 1)
+    frames, *_ = plan.arch.compression.clip_size(at_once.frames, 1, 1)
+    steps += f", in each of {windows} windows of {frames} frames" * (windows > 1)
     yield "denoise", f"{steps}, passes: {passes}{other}"
 
 

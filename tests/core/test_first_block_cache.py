@@ -1,6 +1,7 @@
 """The first-block cache: steps skip layers where diffusers' does, and what is skipped depends on a video alone."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,9 @@ def test_a_stopped_run_skips_the_same(
     assert {name: got[name].tobytes() for name in got} == {name: wanted[name].tobytes() for name in wanted}
     counts = [yaml.safe_load(Path(f"{name}.yaml").read_text())["provenance"]["skipped_forwards"] for name in "ab"]
     assert counts[0] == counts[1] > 0
+    capsys.readouterr()
+    assert run_program(monkeypatch, "info", "a.mp4") == 0
+    assert re.search(r"^first block cache +0\.9$", capsys.readouterr().out, re.MULTILINE)
 
 
 @contextmanager

@@ -228,4 +228,4 @@ def test_windows_are_offered_and_planned(monkeypatch: pytest.MonkeyPatch, capsys
     for phase in (DENOISE, REFINE):
         assert three.phase_bytes[phase] > six.phase_bytes[phase]
     assert run_program(monkeypatch, "generate", "rain", "--model", "demo", "--windows", "2", "--dry-run") == 0
-    assert "20 steps, in each of 2 windows, passes:" in " ".join(capsys.readouterr().out.split())
+    assert "20 steps, in each of 2 windows of 33 frames, passes:" in " ".join(capsys.readouterr().out.split())
