@@ -161,11 +161,8 @@ def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -
     made = scale.clip_size(last.window(0).geometry.frames, 1, 1)[0] if len(last.windows) > 1 else spec.num_frames
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         if made > (longest := longest_clip(spec.fps)):
-            seconds, nearest = (
-                f"{made / spec.fps:.1f}",
-                typed("num_frames", longest) + _in_windows(spec, whole, longest),
-            )
-            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {seconds}: {nearest}"
+            cure = typed("num_frames", longest) + _in_windows(spec, whole, longest)
+            yield f"models were trained on at most {LONGEST_SECONDS} s, not on {made / spec.fps:.1f}: {cure}"
         yield from _unusual_rates(spec, stages)
         return
     pixels = scale.pixels
@@ -248,10 +245,8 @@ def clip_warnings(
         yield sentence, options[-1 if stage else 0]
     if num_frames not in trained_on.num_frames:
         frames = trained_on.num_frames[0]
-        yield (
-            f"the model was trained on clips of {frames} frames, not of {num_frames}",
-            (typed("num_frames", frames) + in_windows),
-        )
+        sentence = f"the model was trained on clips of {frames} frames, not of {num_frames}"
+        yield sentence, typed("num_frames", frames) + in_windows
     if fps not in trained_on.fps:
         rate = f"{trained_on.fps[0]:g}"
         yield f"the model was trained at {rate} frames a second, not at {fps:g}", typed("fps", rate)
