@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from os.path import abspath, devnull, expanduser, isabs
@@ -94,10 +94,10 @@ def read_spec(
     return validated_spec(merge_layers({**(overrides or {}), **keys}, config, dotlist))
 
 
-def validated_spec(asked: RequestLayers) -> RunSpec:
-    """Build and validate the request. Raises `UsageError` with all problems."""
+def validated_spec(asked: RequestLayers, later: Collection[str] = ()) -> RunSpec:
+    """Build and validate the request. Raises `UsageError` with all problems but those of the keys `later`."""
     spec = build_spec(asked.values)
-    validate(spec)
+    validate(spec, later)
     steps = spec.num_inference_steps if spec.sigmas is None else len(spec.sigmas) - 1
     return replace(spec, num_inference_steps=steps, asked=tuple(sorted(asked.keys)))
 

@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from functools import reduce
 from itertools import pairwise
@@ -102,9 +102,10 @@ def sampler_names() -> list[str]:
     return sorted(path.stem for path in SAMPLERS.glob("[a-z]*.py"))
 
 
-def validate(spec: RunSpec) -> None:
-    """Raise `UsageError` with all problems of `spec`, a line each with what to type instead."""
-    if sentences := list(dict.fromkeys(sentence for _, sentence in spec_problems(spec))):
+def validate(spec: RunSpec, later: Collection[str] = ()) -> None:
+    """Raise `UsageError` with all problems of `spec`, a line each with what to type instead; but those of the keys
+    `later`."""
+    if sentences := list(dict.fromkeys(sentence for key, sentence in spec_problems(spec) if key not in later)):
         raise UsageError(sentences, "")
 
 

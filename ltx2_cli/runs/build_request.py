@@ -22,6 +22,7 @@ from ltx2_cli.runs.inspect import inspect, looks_like_safetensors
 from ltx2_cli.runs.job_lines import STDIN
 from ltx2_cli.runs.trust import Trust, check_trust
 
+PLACED_IN_TIME = ("segments", "conditions", "windows")  # keys whose values depend on the length
 ANYTHING = "a"  # the prompt of a warm-up; every text encoder knows it
 
 
@@ -71,9 +72,10 @@ def sized_request(
 ) -> tuple[RunSpec, Mapping[str, Any]]:
     """The checked request of these values and layers, and by key its size and length that --resolution, --aspect and
     --duration ask for; the report is told these. Raises `UsageError` beside a value in pixels or frames."""
-    spec, wished = build_request(values, layers, trust), dict[str, Any]()
     resolution, aspect, duration = map(layers.wishes.get, ("resolution", "aspect", "duration"))
     asked = [text for text in (resolution, aspect, duration) if text is not None]
+    placed = PLACED_IN_TIME if duration is not None else ()
+    spec, wished = validated_spec(collect_layers(values, layers, trust), placed), dict[str, Any]()
     if not asked:
         return spec, wished
     from ltx2_cli.plan.sizes import legal_lengths

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from clips import PROMPT, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core.components import Components
@@ -124,3 +125,16 @@ def test_the_plan_names_the_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     words = ["generate", "a fox wakes", "--model", "demo", "--segment", "1s: it runs", "--dry-run"]
     assert run_program(monkeypatch, *words) == 0
     assert "from 1 s it runs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_parts_and_images_have_their_places_in_the_length_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not in that of the profile, 2 s; of the other the nearest legal length counts, 5.04 s."""
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (128, 128)).save("red.png")
+    words = ["generate", "a fox", "--model", "demo", "--dry-run", "--duration", "5s", "--image", "red.png@100"]
+    assert run_program(monkeypatch, *words, "--segment", "4s: it runs") == 0
+    assert "from 4 s it runs" in " ".join(capsys.readouterr().out.split())
+    assert run_program(monkeypatch, *words, "--segment", "5.1s: it runs") == 2
+    assert "segment 5.1 s begins outside the clip of 5.04 s" in " ".join(capsys.readouterr().err.split())
