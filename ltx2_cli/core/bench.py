@@ -19,8 +19,9 @@ from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.latents import token_shapes
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.jit import jitted_once
+from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize

@@ -21,9 +21,10 @@ from ltx2_cli.parallel.arrays import to_devices, to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.decoding import image_mesh
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
+from ltx2_cli.plan.phases import Denoise, Phase
 from ltx2_cli.plan.positions import PlacedVideo
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Phase, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 
 ConditionLatents = list[np.ndarray]  # of each input of a stage, normalised float32 [tokens, channels]

@@ -19,8 +19,8 @@ from ltx2_cli.diffusion.latents import read_noise, to_tokens, token_shapes
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise
 from ltx2_cli.request.spec import Streams
 
 SECONDS_BETWEEN_REPORTS = 1.0

@@ -18,8 +18,8 @@ from ltx2_cli.models.transformer_inputs import (
 )
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.plan.phases import Phase, phase_name
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Phase, phase_name
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import not_finite
 

@@ -22,8 +22,9 @@ from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.clip import NO_AUDIO, Media
 from ltx2_cli.media.contact_sheet import LONGER_SIDE, write_contact_sheet
 from ltx2_cli.parallel.arrays import to_host
+from ltx2_cli.plan.phases import phase_name
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Stage, phase_name
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
 
 MAP_FILE = "preview.json"

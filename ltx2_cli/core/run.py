@@ -34,8 +34,8 @@ from ltx2_cli.diffusion.latents import to_tokens
 from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.hosts import device_error
+from ltx2_cli.plan.phases import Denoise, Upsample
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Upsample
 from ltx2_cli.request.spec import BOTH, Streams
 
 SILENT = Report()

@@ -29,8 +29,8 @@ from ltx2_cli.core.state import (
 from ltx2_cli.errors import InterruptedRunError, RunError
 from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.parallel.hosts import any_host
+from ltx2_cli.plan.phases import Denoise, phase_name
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, phase_name
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.weights.digests import digests, quick_digest
 

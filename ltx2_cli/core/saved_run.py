@@ -18,8 +18,9 @@ from ltx2_cli.core.state import (
 )
 from ltx2_cli.diffusion.latents import LatentShape, token_shapes
 from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.phases import Upsample
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import InitialLatents, Upsample
+from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.layers import ConfigLayer, read_text
 from ltx2_cli.request.profiles import OUTPUT_KEYS, PROVENANCE, read_spec
 from ltx2_cli.request.spec import RunSpec, Streams

@@ -41,9 +41,10 @@ from ltx2_cli.models.transformer_inputs import (
 from ltx2_cli.nn.attention import NormalizedGuidance
 from ltx2_cli.parallel.arrays import to_devices
 from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.segments import segment_weights
-from ltx2_cli.plan.stages import Denoise, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
 NO_CONDITION_LATENTS: Streams[Sequence[np.ndarray]] = Streams((), ())
@@ -96,7 +97,7 @@ def stage_programs(plan: Plan, number: int) -> StagePrograms:
         empty = jitted(_empty_cache, placed, sharding, sizes=sizes)
         cache = Program(f"cache{suffix}", stage.network, empty, inputs, number)
         results, donated = (whole, whole, placed), ("latents", "cache")
-        loop = jitted(_denoise_with_cache, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
+        loop = jitted(_denoise_steps, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
 
     velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
 
@@ -229,12 +230,12 @@ class StageRun:
         self.cache: StepCache | None = None  # of the steps of a batch
 
     def forget(self, latents: Streams[jax.Array]) -> None:
-        """Empty the cache of steps, before those of latents [videos, tokens, channels]."""
+        """Begin with an empty cache, before the steps of latents [videos, tokens, channels]."""
         if self.programs.cache:
             self.cache = self.programs.cache(self.transformer, latents, self.inputs)
 
     def hold(self, clip: Streams[np.ndarray]) -> None:
-        """Hold what was made before, of the tokens of the clips of a batch [videos, tokens, channels]."""
+        """Take the latents that the stage holds from the clips of a batch, tokens [videos, tokens, channels]."""
         if self.phase.stage.holds_latents:
             latents = Streams(*([*of, tokens] for of, tokens in zip(self.condition_latents, clip, strict=True)))
             self.inputs = self.inputs._replace(conditions=self.place(_conditions(self.phase.stage, latents)))
@@ -316,51 +317,32 @@ def _denoise_steps(
     seeds: jax.Array,
     start: jax.Array,
     stop: jax.Array,
+    cache: StepCache | None = None,
+    threshold: jax.Array | None = None,
     *,
     choices: tuple[tuple[Pass, ...], ...],
     sampler: Sampler,
     **sizes: Any,
-) -> tuple[Streams[jax.Array], Streams[jax.Array]]:
+) -> tuple[Any, ...]:
+    """Latents after these steps, whether each stream is finite, and the cache after them if there is one."""
+
     def velocity(passes: tuple[Pass, ...], latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
         return _velocity(transformer, latents, inputs.of_passes(passes), sigma)
 
-    sets = [StepPasses(partial(velocity, passes), own) for passes, own in zip(choices, guidance, strict=True)]
-    draw = partial(_noise, seeds, **sizes)
-    latents = denoise(sets, latents, sigmas, chosen, start, stop, sampler, draw, eta, inputs.conditions)
-    return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents))
-
-
-def _denoise_with_cache(
-    transformer: Transformer,
-    latents: Streams[jax.Array],
-    inputs: DenoiserInputs,
-    sigmas: jax.Array,
-    chosen: jax.Array,
-    guidance: tuple[Streams[GuidanceWeights], ...],
-    eta: jax.Array,
-    seeds: jax.Array,
-    start: jax.Array,
-    stop: jax.Array,
-    cache: StepCache,
-    threshold: jax.Array,
-    *,
-    choices: tuple[tuple[Pass, ...], ...],
-    sampler: Sampler,
-    **sizes: Any,
-) -> tuple[Streams[jax.Array], Streams[jax.Array], StepCache]:
-    (passes,), (weights,) = choices, guidance
-    inputs = inputs.of_passes(passes)
-
-    def velocity(
-        latents: Streams[jax.Array], sigma: jax.Array, cache: LayerCache
+    def cached(
+        latents: Streams[jax.Array], sigma: jax.Array, layers: LayerCache
     ) -> tuple[Streams[jax.Array], LayerCache, jax.Array]:
-        rows, cache, skipped = transformer.with_cache(
-            in_its_dtype(transformer, latents), sigma, inputs, cache, threshold
-        )
-        return _by_pass(rows, latents), cache, skipped
+        assert threshold is not None
+        tokens = in_its_dtype(transformer, latents)
+        rows, layers, skipped = transformer.with_cache(tokens, sigma, inputs, layers, threshold)
+        return _by_pass(rows, latents), layers, skipped
 
     draw = partial(_noise, seeds, **sizes)
-    latents, cache = denoise_with_cache(
-        velocity, weights, cache, latents, sigmas, start, stop, sampler, draw, eta, inputs.conditions
-    )
-    return latents, Streams(*(jnp.isfinite(stream).all() for stream in latents)), cache
+    if cache is None:
+        sets = [StepPasses(partial(velocity, passes), own) for passes, own in zip(choices, guidance, strict=True)]
+        latents = denoise(sets, latents, sigmas, chosen, start, stop, sampler, draw, eta, inputs.conditions)
+    else:
+        (weights,), schedule = guidance, (sigmas, start, stop, sampler, draw, eta)
+        latents, cache = denoise_with_cache(cached, weights, cache, latents, *schedule, inputs.conditions)
+    finite = Streams(*(jnp.isfinite(stream).all() for stream in latents))
+    return (latents, finite) if cache is None else (latents, finite, cache)

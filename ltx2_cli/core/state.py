@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from ltx2_cli.core.provenance import History
+from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.stages import Denoise, Stage
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 
 

@@ -16,8 +16,9 @@ from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
+from ltx2_cli.plan.phases import Denoise, Upsample
 from ltx2_cli.plan.resolve import DECODERS, Plan
-from ltx2_cli.plan.stages import Denoise, Stage, Upsample
+from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
 from ltx2_cli.units import FLOAT32_BYTES

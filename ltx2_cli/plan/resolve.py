@@ -22,8 +22,9 @@ from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER, PlanInputs, network_values, open_inputs
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
 from ltx2_cli.plan.open import find_diffusion_decoder, open_checkpoint, open_loras, open_second_stage
+from ltx2_cli.plan.phases import Denoise, Phase, Upsample
 from ltx2_cli.plan.positions import weights_references
-from ltx2_cli.plan.stages import Denoise, InitialLatents, Phase, Stage, Upsample
+from ltx2_cli.plan.stages import InitialLatents, Stage
 from ltx2_cli.plan.step_cost import step_of, text_bytes
 from ltx2_cli.plan.unused import ResolvedRequest, unused_options
 from ltx2_cli.request.spec import Decoder, DType, RunSpec, Streams

@@ -174,3 +174,8 @@ def test_steps_that_cannot_be_compared_are_refused(
     assert run_program(monkeypatch, "generate", "rain", "--model", "demo", *words) == 2
     assert REFUSED[options] in " ".join(capsys.readouterr().err.split())
     assert not [*tmp_path.iterdir()]
+
+
+def test_random_weights_measure_no_cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(monkeypatch, "bench", "run", "--model", "demo", "--first-block-cache", "0.1") == 2
+    assert "leave out --first-block-cache" in capsys.readouterr().err

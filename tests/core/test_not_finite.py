@@ -77,7 +77,9 @@ def test_the_step_and_the_block_are_named(broken: Checkpoint, step: int) -> None
     assert sentence(plan) == f"the video latents of stage 1 are not finite after step {step + 1} of 8{BLOCK}"
 
 
-@pytest.mark.parametrize("option", [{"scan_layers": False}, {"sharding": "ironwood"}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"scan_layers": False}, {"sharding": "ironwood"}, {"first_block_cache": 0.0}], ids=str
+)
 def test_the_step_is_named_under_every_option(broken: Checkpoint, option: dict[str, object]) -> None:
     plan = overflow(broken, plan_of(broken, ONE, 3, **option), 0, 4, 1)
     assert sentence(plan) == f"the video latents of stage 1 are not finite after step 5 of 8{BLOCK}"

@@ -156,6 +156,22 @@ def test_streams_and_traded_tokens_lie_row_major(lowered_steps: Lowered) -> None
     assert found == {f"{rows}x{part}": count for rows in (3, 4) for part, count in (streams | traded).items()}
 
 
+@needs_libtpu
+@pytest.mark.slow
+def test_steps_that_skip_blocks_compile_for_tpus() -> None:
+    """In windows, of one device and of four that split rows and tokens; the cache comes out where it went in."""
+    for topology, sharding in (("v6e:1x1", "single"), ("v6e:2x2", {"mesh": {"passes": 2, "tokens": 2, "heads": 1}})):
+        sharding = sharding if isinstance(sharding, str) else {"profile": "trillium", **sharding}
+        asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
+        cached = {"first_block_cache": 0.1, "windows": 2, "window_overlap": 0.3}
+        plan = plan_offline(read_spec({**asked, **cached}), offline.topology(topology))
+        compiled = stage_programs(plan, 0).steps.lower().compile()
+        before, after = compiled.input_shardings[0][-2], compiled.output_shardings[2]
+        assert jax.tree.leaves(before) == jax.tree.leaves(after)
+        kept = sum(map(prod, (x.shape for x in jax.tree.leaves(stage_programs(plan, 0).cache.outputs().layers))))
+        assert compiled.memory_analysis().alias_size_in_bytes >= kept // plan.sharding.mesh.size
+
+
 @pytest.mark.slow
 @needs_libtpu
 def test_the_steps_read_stacked_weights_as_they_lie(lowered_steps: Lowered) -> None:

@@ -262,10 +262,10 @@ def spied(monkeypatch: pytest.MonkeyPatch, told: Callable[[Path, str], None]) ->
 
 
 def test_no_weight_is_read_twice(checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A factor belongs to one layer and one LoRA, a bias or a weight to one network."""
+    """A factor belongs to one layer and one LoRA, a bias or a weight to one network; windows share their denoiser."""
     read: Counter[tuple[Path, str]] = Counter()
     spied(monkeypatch, lambda file, name: read.update([(file, name)]))
-    components = Components(asked(checkpoint, folder))
+    components = Components(asked(checkpoint, folder, windows=2, window_overlap=0.1))
     make_latents(components.plan, components)
     assert set(read.values()) == {1}
     assert {name for _, name in read} >= {*declared(components.plan.networks.transformer)}

@@ -229,3 +229,18 @@ def test_windows_are_offered_and_planned(monkeypatch: pytest.MonkeyPatch, capsys
         assert three.phase_bytes[phase] > six.phase_bytes[phase]
     assert run_program(monkeypatch, "generate", "rain", "--model", "demo", "--windows", "2", "--dry-run") == 0
     assert "20 steps, in each of 2 windows of 33 frames, passes:" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_clip_in_windows_is_edited_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Edits are made at once, whatever the record says; the next run of its shape knows its time."""
+    monkeypatch.chdir(tmp_path)
+    made = ["generate", "a red ball", "--model", "demo", "--windows", "2", "--steps", "1", "--seed", "1", "-o", "a.mp4"]
+    assert run_program(monkeypatch, *made) == 0
+    assert "windows" in Path("a.yaml").read_text()
+    for edit in (["extend", "a.mp4", "--seconds", "0.5"], ["retake", "a.mp4", "--from", "0.5s", "--to", "1s"]):
+        capsys.readouterr()
+        assert run_program(monkeypatch, *edit, "--seed", "2", "--dry-run") == 0
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("denoise"))
+        assert "windows" not in row

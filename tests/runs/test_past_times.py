@@ -50,6 +50,16 @@ def timings(denoising: Sequence[float], compiling: float = 0.0, clips: int = 1) 
     return Timings(Report(), preparations=[("load vae", 1.0), ("compile denoise", compiling)], activities=stages)
 
 
+def test_each_window_has_the_steps_of_its_stage() -> None:
+    """The last one may be timed batch by batch; in other numbers of windows a clip has another shape."""
+    plan = plan_of(num_frames=97, windows=3, seed=(1, 2))
+    remember(plan, CLIPS, timings([30.0, 20.0, 10.0, 20.0], clips=2), total=90.0, cold=False)
+    assert expected_time(plan, CLIPS) == "about 90 s, as the last run of this shape here"
+    longer = plan_of(num_frames=97, windows=3, seed=(1, 2), num_inference_steps=40)
+    assert expected_time(longer, CLIPS).startswith("about 170 s")
+    assert expected_time(plan_of(num_frames=97, windows=2, seed=(1, 2)), CLIPS) == UNKNOWN
+
+
 def test_a_run_takes_as_long_as_the_last_of_its_shape(plan: Plan):
     assert expected_time(plan, CLIPS) == UNKNOWN
     remember(plan, CLIPS, timings([40.0], compiling=2.0), total=60.0, cold=False)  # 2 s a step, 15 s else

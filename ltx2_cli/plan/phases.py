@@ -1,0 +1,55 @@
+"""Phases of a run between text encoding and decoding: the upsampling and the denoising of stages, by windows."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.request.spec import Streams
+
+
+@dataclass(frozen=True)
+class Upsample:
+    """The phase that upsamples all latents to the initial latents of a stage."""
+
+    number: int  # of the stage
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """The phase of a stage's denoising steps in one of its windows, batch by batch."""
+
+    number: int  # of the stage
+    clip: Stage  # with all windows
+    window: int = 0
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The stage for the window's latents."""
+        return self.clip.window(self.window)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage's latents are complete after it."""
+        return self.window + 1 == len(self.clip.windows)
+
+    def new(self, tokens: Streams[Any]) -> Streams[Any]:
+        """The part of the window's tokens [videos, tokens, channels] that the windows before have not made."""
+        held = self.clip.window_tokens(self.window).held
+        return Streams(*(stream[:, count:] for stream, count in zip(tokens, held, strict=True)))
+
+    def within(self, clip: Streams[Any]) -> Streams[Any]:
+        """The window's part of the tokens of the clip [videos, tokens, channels]."""
+        parts = self.clip.window_tokens(self.window).latents
+        return Streams(*(stream[:, part] for stream, part in zip(clip, parts, strict=True)))
+
+
+Phase = Upsample | Denoise
+
+
+def phase_name(phase: Phase) -> str:
+    """The stage of a phase, and the window of several, in words."""
+    windows = len(phase.clip.windows) if isinstance(phase, Denoise) else 1
+    which = f"window {phase.window + 1} of {windows} of " if isinstance(phase, Denoise) and windows > 1 else ""
+    return f"{which}stage {phase.number + 1}"
