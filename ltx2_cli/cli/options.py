@@ -142,7 +142,7 @@ class ContentOptions(ModelOptions):
     ] = None
     eta: Annotated[Real, option(STEPS, "Fraction of the fresh noise of euler_ancestral and res_2s, 0 to 1.")] = None
     model: Annotated[Text, option(MODEL, r"Profile, FOLDER, FILE or REPO\[/FILE]\[@REV].", profiles="model")] = None
-    recipe: Annotated[Text, option(MODEL, "one_stage, two_stage, hq or distilled.", profiles="recipe")] = None
+    recipe: Annotated[Text, option(MODEL, "one_stage, two_stage, hq, distilled or dfr.", profiles="recipe")] = None
     transformer: TransformerOption = None
     upsampler: Upsampler = None
     lora: LoraOption = None

@@ -90,7 +90,10 @@ def _run_stage(plan: Plan, name: str, components: Components, contexts: Streams[
     stage, place = phases[0].clip, plan.phases.index(phases[0])
     latents = Streams(*map(_random_tokens, token_shapes(len(plan.seeds), stage.shapes))) if stage.source else None
     texts = dict.fromkeys((stage.connectors for stage in plan.stages), contexts)
-    for _ in run_phases(until, RunState(phase=place, latents=latents, contexts=texts), components, report):
+    behind = stage.geometry.video_tokens - stage.geometry.grid_tokens
+    begun = _random_tokens((len(plan.seeds), behind, stage.token_shapes.video[1])) if stage.begins_behind else None
+    start = RunState(phase=place, latents=latents, contexts=texts, behind=begun)
+    for _ in run_phases(until, start, components, report):
         pass
 
 

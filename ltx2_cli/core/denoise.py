@@ -60,9 +60,12 @@ def denoise_stage(
 def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report, on_progress: OnProgress) -> RunState:
     state = state if state.current else replace(state, step=0)
     first, size, phase = state.batch * run.plan.batch_size, run.plan.batch_size, run.phase
-    clip = _clip_so_far(run, state, slice(first, first + size))
+    rows = slice(first, first + size)
+    clip = _clip_so_far(run, state, rows)
     source = phase.within(clip) if phase.stage.source is not None and state.latents is not None else None
-    run.hold(clip)
+    if source and phase.stage.begins_behind and state.behind is not None:
+        source = source._replace(video=np.concatenate([source.video, state.behind[rows]], axis=1))
+    run.hold(source if source and phase.stage.begins_behind else clip)
     try:
         initial = replace(state, current=_initial_latents(run, state, source))
         video, audio = map(to_host, _run_steps(run, initial, advance, on_progress))
@@ -71,6 +74,7 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         raise
     part = phase.new(phase.within(clip))  # views of the clip's tokens
     made = phase.new(Streams(video[:, : phase.stage.geometry.grid_tokens], audio))
+    keyframes = video[:, phase.stage.kept_tokens]
     part.video[...] = made.video
     if not (source and phase.stage.keep_audio):
         part.audio[...] = made.audio
@@ -78,7 +82,10 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         streams = zip(state.latents, clip, strict=True)
         clip = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
     skipped = _skipped(run, state, run.cache.skipped) if run.cache else state.skipped
-    return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None, skipped=skipped)
+    behind = state.behind
+    if phase.stage.kept_keyframes:
+        behind = keyframes if behind is None else np.concatenate([behind[:first], keyframes])
+    return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None, skipped=skipped, behind=behind)
 
 
 def _clip_so_far(run: StageRun, state: RunState, rows: slice) -> Streams[np.ndarray]:

@@ -29,7 +29,7 @@ from ltx2_cli.core.state import (
     ignore_progress,
     missing_contexts,
 )
-from ltx2_cli.core.upsample import upsample_stage, upsampling_program
+from ltx2_cli.core.upsample import upsample_stage, upsampling_programs
 from ltx2_cli.diffusion.latents import to_tokens
 from ltx2_cli.media.clip import Media
 from ltx2_cli.parallel.arrays import to_host
@@ -110,9 +110,14 @@ def warm_up(plan: Plan, components: Components, report: Report = SILENT) -> None
         pass
 
 
-def state_from_latents(latents: Iterable[Streams[np.ndarray]], history: History = ()) -> RunState:
-    """The initial state of a second stage, from the latents of each video in the files' layout."""
-    return RunState(latents=Streams(*map(np.concatenate, zip(*map(to_tokens, latents), strict=True))), history=history)
+def state_from_latents(
+    latents: Iterable[Streams[np.ndarray]], history: History = (), keyframes: Iterable[np.ndarray | None] = ()
+) -> RunState:
+    """The initial state of a second stage, from the latents of each video in the files' layout, and the keyframes that
+    were generated beside it, in that of a video."""
+    tokens = [each.transpose(0, 2, 3, 4, 1).reshape(1, -1, each.shape[1]) for each in keyframes if each is not None]
+    clips = Streams(*map(np.concatenate, zip(*map(to_tokens, latents), strict=True)))
+    return RunState(latents=clips, history=history, behind=np.concatenate(tokens) if tokens else None)
 
 
 def decode_file(
@@ -136,7 +141,7 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     numbers = set[int]()
     for phase in plan.phases[start.phase :]:
         if isinstance(phase, Upsample):
-            yield upsampling_program(plan, phase.stage)
+            yield from upsampling_programs(plan, phase.stage)
             continue
         if phase.number in numbers:  # another window
             continue
@@ -175,7 +180,7 @@ def run_phases(
         for done, phase in enumerate(phases, start.phase + 1):
             history = state.history
             if isinstance(phase, Upsample):
-                latents = upsample_stage(plan, phase.stage, all_latents(state), components, report)
+                latents, behind = upsample_stage(plan, phase.stage, state, components, report)
             else:
                 pauses = pausing and done == len(plan.phases)
                 tokens = condition_latents.get(phase.number, NO_CONDITION_LATENTS)
@@ -183,9 +188,10 @@ def run_phases(
                 for state in batches:
                     if state.batch < len(plan.batches):
                         yield state
-                latents = all_latents(state)
+                latents, behind = all_latents(state), None if phase.stage.source else state.behind
             if phase.is_last if isinstance(phase, Denoise) else not phase.stage.steps:
                 history = extend_history(history, plan.stages[phase.number], latents)
-            state = RunState(done, latents=latents, contexts=state.contexts, history=history, skipped=state.skipped)
+            made = RunState(done, latents=latents, behind=behind, history=history)
+            state = replace(made, contexts=state.contexts, skipped=state.skipped)
             on_progress(state)
     yield state

@@ -15,6 +15,7 @@ from ltx2_cli.artifacts.tensor_file import write_tensors
 from ltx2_cli.core.provenance import input_files, provenance
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.saved_run import (
+    BEHIND,
     CONTEXT_PREFIX,
     ENTRIES,
     EVERY,
@@ -110,6 +111,7 @@ class RunSaver:
             metadata = dict(zip(ENTRIES, [record, *map(json.dumps, others)], strict=True)) | {EVERY: str(self.every)}
             texts = {f"{CONTEXT_PREFIX}{name}": context for name, context in progress.contexts.items()}
             arrays = _by_stream({"latents": progress.latents, "current": progress.current, **texts})
+            arrays |= {} if progress.behind is None else {BEHIND: progress.behind}
             write_tensors(self.path, {name: np.asarray(array, np.float32) for name, array in arrays.items()}, metadata)
         self.written = time.monotonic()
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from ltx2_cli.request.yaml import MAX_TEXT
 
 ENTRIES = ("record", UNFINISHED, "folder", "place", "history")  # of the file's metadata
 EVERY = "keep_every"  # one that earlier versions did not write
+BEHIND = "behind"  # the tensor of video tokens behind the grid
 CONTEXT_PREFIX = "contexts."  # begins the names of contexts, before their connectors' name
 WANTED_RUN = "a file NAME.run, as `ltx2 generate --save-run` keeps beside the clip that it makes"
 MAX_HISTORY = 2**26  # characters: 1,000 videos of three stages
@@ -63,7 +65,7 @@ class SavedRun:
 
     def progress(self, plan: Plan) -> RunState:
         """The state to resume from. Raises `UsageError` if its place or its arrays do not fit the plan."""
-        names = {name.rpartition(".")[0] for name in self.tensors}
+        names = {name.rpartition(".")[0] for name in self.tensors if name != BEHIND}
         shapes = _shapes(plan, self.place, names)
         if shapes is None or not {len(self.history), len(self.skipped)} <= {0, len(plan.seeds)}:
             raise _damaged(self.path, "it does not say how far the run is")
@@ -79,9 +81,8 @@ class SavedRun:
         }
         if not all(np.isfinite(array).all() for streams in contexts.values() for array in streams):
             raise _damaged(self.path, f"its text has numbers beyond {plan.dtype.value}")
-        return RunState(
-            *self.place, streams.get("latents"), streams.get("current"), contexts, self.history, self.skipped
-        )
+        arrays = streams.get("latents"), streams.get("current"), contexts
+        return RunState(*self.place, *arrays, self.history, self.tensors.get(BEHIND), self.skipped)
 
 
 def open_saved_run(path: Path) -> SavedRun:
@@ -114,11 +115,11 @@ def _damaged(path: Path, why: str) -> UsageError:
 
 def _goal(product: Any, source: Any) -> RunGoal:
     if source is not None:
-        (video, audio), fps = source
+        (video, audio), fps, *keyframes = source
         sizes = [_whole(size) for size in (*video, *audio)]
         if (len(video), len(audio)) != (5, 4) or not 1 <= fps <= MAX_FPS or not 0 < min(sizes) <= max(sizes) < MAX_SIZE:
             raise ValueError(source)
-        source = InitialLatents(Streams(tuple(video), tuple(audio)), fps)
+        source = InitialLatents(Streams(tuple(video), tuple(audio)), fps, *map(_whole, keyframes))
     return RunGoal(Product(product), source)
 
 
@@ -134,13 +135,17 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     number, batch, step, written = place
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
         return None
-    rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
+    rows, shapes, steps, batches, behind = len(plan.seeds), plan.latent_shapes, 0, 1, 0
     kept: dict[str, Streams[LatentShape]] = {}
     if number < len(plan.phases):
         phase = plan.phases[number]
         stage = phase.stage
         shapes = stage.source if isinstance(phase, Upsample) and stage.source else plan.stages[phase.number].shapes
-        if not isinstance(phase, Upsample):
+        if isinstance(phase, Upsample):
+            behind = stage.source_keyframes * prod(shapes.video[3:])
+        else:
+            behind = stage.geometry.video_tokens - stage.geometry.grid_tokens if stage.begins_behind else 0
+            behind = behind or stage.kept_tokens.stop - stage.kept_tokens.start
             steps, batches = stage.steps, len(plan.batches)
             rows = rows if stage.source or phase.window else batch * plan.batch_size
             if "current" in names:
@@ -153,6 +158,8 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     if texts := {f"{CONTEXT_PREFIX}{stage.connectors}" for stage in plan.stages} & names:
         contexts = abstract_contexts(plan)
         kept |= {name: Streams(contexts.video.shape, contexts.audio.shape) for name in texts}
+    if rows and behind:
+        return _by_stream(kept) | {BEHIND: (rows, behind, plan.arch.transformer.in_channels)}
     return _by_stream(kept)
 
 

@@ -10,6 +10,7 @@ from ltx2_cli.core.advice import UPSAMPLE, check_finite, memory_for
 from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.models.upsampler import LatentUpsampler, upsample_latents
 from ltx2_cli.models.video_vae import Extent, LatentStatistics
 from ltx2_cli.parallel.arrays import to_devices, to_host
@@ -20,31 +21,56 @@ from ltx2_cli.request.spec import Streams
 
 
 def upsample_stage(
-    plan: Plan, stage: Stage, latents: Streams[np.ndarray], components: Components, report: Report
-) -> Streams[np.ndarray]:
-    """The initial tokens of `stage`, float32 [videos, tokens, channels]: video upsampled, one at a time, and audio with
-    the length of the clip."""
-    run = upsampling_program(plan, stage)
+    plan: Plan, stage: Stage, state: RunState, components: Components, report: Report
+) -> tuple[Streams[np.ndarray], np.ndarray | None]:
+    """The initial tokens of `stage`, float32 [videos, tokens, channels], and those behind its grid if it begins with
+    some: video and generated keyframes upsampled, one at a time, and audio with the length of the clip."""
+    latents, keyframes = all_latents(state), state.behind if stage.source_keyframes else None
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
-        statistics, upsampler = (loaded.enter_context(components.use(name, report)) for name in names)
+        networks = [loaded.enter_context(components.use(name, report)) for name in names]
         loaded.enter_context(report.activity("upsample"))
-        videos = [
-            to_host(run(statistics, upsampler, video))
-            for video in to_devices([video[None] for video in latents.video], plan.sharding.replicated)
-        ]
-        video = np.concatenate(videos)
+
+        def each(run: Program, tokens: np.ndarray) -> np.ndarray:
+            videos = to_devices([video[None] for video in tokens], plan.sharding.replicated)
+            return np.concatenate([to_host(run(*networks, video)) for video in videos])
+
+        run = upsampling_programs(plan, stage)
+        video = each(run[0], latents.video)
+        keyframes = None if keyframes is None else each(run[1], keyframes)
         check_finite(np.isfinite(video), "the upsampled latents are", plan)
-    return Streams(video, _lasting(latents.audio, stage.geometry.audio_frames))
+    audio = _lasting(latents.audio, stage.geometry.audio_frames)
+    return Streams(video, audio), _behind(stage, latents.video, keyframes) if stage.begins_behind else None
 
 
-def upsampling_program(plan: Plan, stage: Stage) -> Program:
-    """The program from the statistics, the upsampler and one video's tokens to the initial tokens of the stage."""
+def _behind(stage: Stage, source: np.ndarray, keyframes: np.ndarray | None) -> np.ndarray:
+    """The tokens behind the grid that a stage begins with: zeros for images that are shown, whose conditions replace
+    them; generated keyframes; the video of the source as a reference."""
+    geometry = stage.geometry
+    behind = np.zeros((len(source), geometry.video_tokens - geometry.grid_tokens, source.shape[2]), np.float32)
+    end = geometry.token_counts[1]
+    if keyframes is not None:
+        behind[:, end - keyframes.shape[1] : end] = keyframes
+    if stage.follows_source:
+        behind[:, -source.shape[1] :] = source
+    return behind
+
+
+def upsampling_programs(plan: Plan, stage: Stage) -> list[Program]:
+    """The programs from the statistics, the upsampler and one video's tokens to the initial tokens of the stage: for
+    the clip, and for all of its keyframes if the stage begins with some."""
     assert stage.source is not None
-    (_, channels, *size), where = stage.source.video, plan.sharding.replicated
-    tokens = jax.ShapeDtypeStruct((1, prod(size), channels), np.float32, sharding=where)
-    function = jitted(_upsampled, where, plan.sharding, convolves=True, size=tuple(size))
-    return network_program(plan, "upsample", ["statistics", "upsampler"], function, tokens)
+    (_, channels, frames, *size), where = stage.source.video, plan.sharding.replicated
+
+    def program(name: str, extent: Extent) -> Program:
+        tokens = jax.ShapeDtypeStruct((1, prod(extent), channels), np.float32, sharding=where)
+        function = jitted(_upsampled, where, plan.sharding, convolves=True, size=extent)
+        return network_program(plan, name, ["statistics", "upsampler"], function, tokens)
+
+    height, width = size
+    clip = program("upsample", (frames, height, width))
+    count = stage.source_keyframes
+    return [clip, program("upsample keyframes", (count, height, width))] if count else [clip]
 
 
 def _lasting(audio: np.ndarray, length: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.core.components import Components
@@ -69,7 +70,7 @@ def write(
             metadata = dict(zip(rows, _metadata(plan, report, state, requests, rows), strict=True)) if first else {}
             for row in metadata if saved else ():
                 latents = from_tokens(latents_of(state, range(row, row + 1)), plan.latent_shapes)
-                save_latents(latents, saved[row], metadata[row])
+                save_latents(latents, saved[row], metadata[row], _keyframes(plan, state, row))
                 if product is not Product.clips:
                     yield saved[row], []
             if product is Product.drafts:
@@ -88,6 +89,14 @@ def write(
                 keep_written(state)
                 if first:
                     yield videos[row], clip_flaws(clip)
+
+
+def _keyframes(plan: Plan, state: RunState, row: int) -> np.ndarray | None:
+    """The keyframes that were generated beside a clip for a stage that the plan does not have, in the files' layout."""
+    count, (_, channels, _, *size) = plan.stages[-1].kept_keyframes, plan.latent_shapes.video
+    if state.behind is None or not count:
+        return None
+    return state.behind[row : row + 1].reshape(1, count, *size, channels).transpose(0, 4, 1, 2, 3)
 
 
 def _write_sheet(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", "jax.Array", np.ndarray)  # arrays on the host need no compiled program
 LatentShape = tuple[int, ...]
+KEYFRAMES = "keyframes"  # a file's tensor of frames that were generated beside the clip
 STREAMS_OF_STAGES = 4  # whose noise is drawn by numbers below this
 STEP_DRAWS = 6  # the number by which the noise of steps is drawn, above those of tokens behind the grid
 PIXELS_DRAW = 7  # that of a decoder's pixels
@@ -126,21 +127,30 @@ class LatentsFile:
     path: Path
     shapes: Streams[LatentShape]  # a stream that was not made has no frames
     metadata: Mapping[str, str]  # as given to `save_latents`; empty in a file of another program
+    keyframes: int  # single frames that were generated beside the clip, of its height and width
     fps: float | None  # frames a second; None where the file does not say it
     size: tuple[int, int, int]  # frames, height and width of the clip; not said: as the published autoencoders decode
 
     def read(self) -> Streams[np.ndarray]:
         """The latents, float32 in the files' layout. Raises `UsageError` if they are not finite or damaged."""
+        return Streams(*self._read(*Streams._fields))
+
+    def read_keyframes(self) -> np.ndarray | None:
+        """The generated keyframes, float32 in the layout of the video; None if it has none. Raises as `read`."""
+        return self._read(KEYFRAMES)[0] if self.keyframes else None
+
+    def _read(self, *names: str) -> list[np.ndarray]:
         tensors, _ = read_tensors(self.path, "a clip's latents", LATENTS_FILE)
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
-            latents = Streams(*(tensors[name].astype(np.float32) for name in Streams._fields))
+            latents = [tensors[name].astype(np.float32) for name in names]
         if not all(np.isfinite(stream).all() for stream in latents):
             raise UsageError(f"the latents in {self.path} are not finite", "make them again")
         return latents
 
     def sha256(self) -> str:
         """Hash of the values alone: equal latents have the same one, whatever the metadata."""
-        return sha256(b"".join(stream.tobytes() for stream in self.read())).hexdigest()
+        names = [*Streams._fields, *([KEYFRAMES] if self.keyframes else [])]
+        return sha256(b"".join(stream.tobytes() for stream in self._read(*names))).hexdigest()
 
 
 def open_latents(path: Path) -> LatentsFile:
@@ -154,6 +164,9 @@ def open_latents(path: Path) -> LatentsFile:
     if [(len(shape), *shape[:1]) for shape in streams] != [(5, 1), (4, 1)] or not is_filled:
         content = ", ".join(f"`{name}` {'x'.join(map(str, shape))}" for name, shape in list(shapes.items())[:4])
         raise UsageError(f"{path} holds no latents of one video but {content or 'nothing'}", LATENTS_FILE)
+    beside = shapes.get(KEYFRAMES, ())
+    if KEYFRAMES in shapes and (beside[:2] + beside[3:] != streams.video[:2] + streams.video[3:] or not all(beside)):
+        raise UsageError(f"{path} has keyframes of another size than its clip: {'x'.join(map(str, beside))}", CHANGED)
     for name, text in metadata.items():
         is_number = (DECIMAL if name == "fps" else DIGITS).fullmatch(text)
         is_wrong = name in SIZE_LIMITS and not (is_number and 1 <= float(text) <= SIZE_LIMITS[name])
@@ -168,10 +181,17 @@ def open_latents(path: Path) -> LatentsFile:
         )
     stated = {key: text for key, text in metadata.items() if key != CHECKSUM}
     fps = float(metadata["fps"]) if "fps" in metadata else None
-    return LatentsFile(path, streams, stated, fps, (frames, height, width))
+    keyframes = beside[2] if beside else 0
+    return LatentsFile(path, streams, stated, keyframes, fps, (frames, height, width))
 
 
-def save_latents(latents: "Streams[jax.Array | np.ndarray]", path: Path, metadata: Mapping[str, str]) -> None:
-    """Write one video's latents as float32 `video` and `audio`, under a temporary name until complete. Raises
-    `RunError` if they cannot be written."""
-    write_tensors(path, {name: np.asarray(stream) for name, stream in latents._asdict().items()}, metadata)
+def save_latents(
+    latents: "Streams[jax.Array | np.ndarray]",
+    path: Path,
+    metadata: Mapping[str, str],
+    keyframes: np.ndarray | None = None,
+) -> None:
+    """Write one video's latents as float32 `video` and `audio`, and those of generated keyframes in the layout of the
+    video, under a temporary name until complete. Raises `RunError` if they cannot be written."""
+    tensors = {name: np.asarray(stream) for name, stream in latents._asdict().items()}
+    write_tensors(path, tensors if keyframes is None else {**tensors, KEYFRAMES: keyframes}, metadata)

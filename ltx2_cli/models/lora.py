@@ -126,10 +126,12 @@ def _problems(
 
 def preset_lora(name: str, transformer: Transformer) -> LoraFile:
     """A published LoRA that distills: factors for every linear layer of the denoiser, as large as the rank or the
-    layer allows. It has no tensors. Raises `UsageError` for one that is not known here."""
+    layer allows; of an in-context one, whose rank is not known, as large as those of any. It has no tensors. Raises
+    `UsageError` for one that is not known here."""
     listed = [(entry.name, DISTILLING.search(entry.name)) for entry in CATALOG if entry.kind == LORA_KIND]
     known = {name: int(found[1]) for name, found in listed if found}
-    if (rank := known.get(name.partition("@")[0])) is None:
+    largest = max(known.values()) if IN_CONTEXT in name.lower() else None
+    if (rank := known.get(name.partition("@")[0], largest)) is None:
         raise UnknownNetworkError(
             f"{name} is not on this machine, and what it adds to stands in its file alone",
             f"{typed('second_stage.lora', ['FILE'])} that is here, or one of: {', '.join(known)}",

@@ -4,15 +4,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ltx2_cli.diffusion.geometry import UpsampleFactors
+from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
-from ltx2_cli.models.lora import find_adapters, reference_scale
+from ltx2_cli.models.lora import REFERENCE_KEYS, find_adapters, reference_scale
 from ltx2_cli.models.networks import DENOISER, Checkpoint, Networks, audio_encoder, network_options, video_encoder
 from ltx2_cli.models.upsampler import LatentUpsampler
 from ltx2_cli.plan.conditions import read_input_audio, read_input_videos
 from ltx2_cli.plan.open import Loras, SecondStage
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.published import DIFFUSION_DECODER
@@ -65,6 +67,8 @@ def open_inputs(
         upsampler = LatentUpsampler(Scope(spec.dtype.value), second.upsampler)
         assert networks.vae is not None
         networks = networks._replace(upsampler=upsampler, statistics=networks.vae.statistics)
+    if second and spec.second_stage.follow_first:
+        _check_follows(second)
     if second and (second.loras or reload_stage2):
         both = find_adapters([*kept, *second.loras], networks)
         if both[CONNECTORS] != deltas[CONNECTORS]:
@@ -91,6 +95,27 @@ def open_inputs(
         checkpoint = replace(checkpoint, files=files)
     upsampling = second.upsampler.upsampling if second else None
     return PlanInputs(checkpoint, networks, deltas, videos, audio, upsampling, reload_stage2)
+
+
+def _check_follows(second: SecondStage) -> None:
+    """Raise `UsageError` for a second stage that cannot follow the first one's video: by its upsampler, for want of an
+    in-context LoRA, or for one of another size."""
+    by = second.upsampler.upsampling
+    if by.time > 1 or by.up % by.down:
+        sentence = "the second stage follows the first one's video, and its upsampler"
+        adds = "adds frames" if by.time > 1 else f"enlarges by {by.up}/{by.down}"
+        raise UsageError(
+            f"{sentence} {adds}", f"{typed('second_stage.upsampler', 'FILE')} that doubles height and width"
+        )
+    scales = [(lora, scale) for lora, _ in second.loras if (scale := reference_scale(lora))]
+    if not scales:
+        hint = f"{typed('second_stage.lora', ['FILE'])} of one, or {typed('second_stage.follow_first', value=False)}"
+        raise UsageError("nothing follows the first stage's video: no in-context LoRA is given", hint)
+    for lora, scale in scales:
+        stated = any(key in lora.files.metadata for key in REFERENCE_KEYS)
+        if stated and (scale.downscale * by.down, scale.temporal) != (by.up, by.time):
+            sentence = f"{lora.path} follows references of 1/{scale.downscale} of the size, and the first stage's video"
+            raise UsageError(f"{sentence} has {by.down}/{by.up}", f"another {option_name('second_stage.lora')}")
 
 
 def network_values(spec: RunSpec) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """Positions of a request's images, videos and references in a stage."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -70,10 +71,27 @@ def place_videos(
     return (*shown, *references)
 
 
-def generated_keyframes(number: int, num_frames: int) -> list[tuple[float, float]]:
-    """Frames of a clip that keyframes span which are generated beside it, evenly spaced between its first and last."""
-    places = np.round(np.linspace(0, num_frames - 1, number + 2))[1:-1]  # halves to even
+def generated_keyframes(spec: RunSpec, num_frames: int) -> list[tuple[float, float]]:
+    """Frames that the keyframes which are generated beside a stage's clip of `num_frames` span: the last of each
+    segment, or evenly spaced between the first and the last of the clip."""
+    if length := segment_length(spec.num_frames, spec.keyframe_segments or ()):
+        places = np.linspace(0, num_frames - 1, (spec.num_frames - 1) // length + 1)[1:]
+    else:
+        places = np.round(np.linspace(0, num_frames - 1, spec.keyframes + 2))[1:-1]  # halves to even
     return [(place, place + 1) for place in places.tolist()]
+
+
+def segment_length(num_frames: int, lengths: Sequence[int]) -> int:
+    """The largest of these lengths that divides a clip behind its first frame; 0 if there is none."""
+    return max((length for length in lengths if num_frames > 1 and (num_frames - 1) % length == 0), default=0)
+
+
+def nearest_segmented(num_frames: int, lengths: Sequence[int]) -> list[int]:
+    """The nearest lengths of a clip, not longer and not shorter, that a whole number of segments makes."""
+    counts = {length: (num_frames - 1) / length for length in lengths}
+    below = max((int(count) * length for length, count in counts.items()), default=0)
+    above = min(max(ceil(count), 1) * length for length, count in counts.items())
+    return sorted({frames + 1 for frames in (below, above) if frames})
 
 
 def weights_references(spec: RunSpec) -> bool:
@@ -86,7 +104,7 @@ def reference_weights(
     spec: RunSpec, videos: Sequence[Video], placed: Sequence[PlacedVideo], geometry: Geometry
 ) -> References | None:
     """The attention between a stage's clip and its references; None unless a strength or a mask weights it."""
-    if not geometry.references or not weights_references(spec):
+    if not weights_references(spec) or not any(video.reference for video in placed):
         return None
     read = zip(videos, spec.conditions, strict=True)
     masks = [video.frames for video, condition in read if condition.kind == "mask"]

@@ -15,6 +15,7 @@ from ltx2_cli.models.networks import EIGHT_BIT_MATRICES, Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
+    DFR,
     DISTILLED,
     HQ,
     ONE_STAGE,
@@ -54,10 +55,10 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"nag_scale and guidance_scale both lead away from the negative prompt, and add up; without a pass: {one}"
     if spec.recipe == ONE_STAGE and distilled:
         yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"
-    if spec.recipe != DISTILLED:
+    if spec.recipe not in (DISTILLED, DFR):
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
-        yield f"this model is not distilled, the recipe `distilled` is not for it: {typed('recipe', ONE_STAGE)}"
+        yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {typed('recipe', ONE_STAGE)}"
         return
     unguided = " ".join(
         typed(f"guidance.{stream}.{name}", vars(NO_GUIDANCE)[name])
@@ -67,7 +68,7 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     )
     if unguided:
         yield f"guidance costs a distilled model time and gains it nothing; without: {unguided}"
-    steps = recipe_defaults(spec, DISTILLED).num_inference_steps
+    steps = recipe_defaults(spec, spec.recipe).num_inference_steps
     if spec.num_inference_steps != steps:
         fitting = typed("num_inference_steps", steps)
         yield f"a distilled model was made for {steps} steps, not {spec.num_inference_steps}: {fitting}"
@@ -91,7 +92,7 @@ def request_warnings(spec: RunSpec) -> Iterator[str]:
         wanted = " ".join(typed("lora", [lora]) for lora in (*spec.lora, *(spec.second_stage.lora or ())))
         if spec.second_stage.lora:
             yield f"the recipe `hq` has the LoRA that distills the model also in its first stage: {wanted}"
-    if not spec.running.video and spec.recipe in (TWO_STAGE, HQ):
+    if not spec.running.video and spec.recipe in (TWO_STAGE, HQ, DFR):
         yield f"the recipe `{spec.recipe}` makes one stage, there is no video to upsample: no {option_name('recipe')}"
     for loras in (spec.lora, spec.second_stage.lora or ()):
         parsed = [parse_lora(lora) for lora in loras]
@@ -140,6 +141,8 @@ def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stag
     devices only emulate, and about LoRAs of another model version."""
     checkpoint = inputs.checkpoint
     yield from _untrained(spec, checkpoint, stages)
+    if any(stage.source and stage.geometry.generated > stage.source_keyframes for stage in stages):
+        yield "the keyframes of the second stage begin as noise: the latents that it upsamples have none"
     yield from _rounded(spec, checkpoint, inputs.networks)
     yield from _emulated(checkpoint.matrices(spec).transformer, stages)
     yield from _of_other_versions(inputs.lora_deltas, checkpoint.arch.model_version)

@@ -8,6 +8,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.open import find_upsampler, open_checkpoint
+from ltx2_cli.plan.positions import segment_length
 from ltx2_cli.plan.recipe import apply_recipe, guess_request
 from ltx2_cli.request.profiles import AUTO
 from ltx2_cli.request.spec import RunSpec
@@ -20,14 +21,27 @@ def legal_lengths(spec: RunSpec) -> Mapping[str, Sequence[int]]:
     for a model that is not here and whose name implies no recipe, numbers of two stages, which one stage makes too."""
     checkpoint = _opened(*(named := (spec.checkpoint, spec.text_encoder, spec.transformer)))
     if checkpoint is None:
-        one_stage = spec.recipe != AUTO and guess_request(spec).second_stage.sigmas == ()
-        return clip_lengths(PUBLISHED_COMPRESSION, SAME_SIZE if one_stage or not spec.running.video else TWICE)
-    by, second = SAME_SIZE, apply_recipe(spec, checkpoint.arch).second_stage
+        guessed = guess_request(spec)
+        one_stage = spec.recipe != AUTO and guessed.second_stage.sigmas == ()
+        by = SAME_SIZE if one_stage or not spec.running.video else TWICE
+        return _in_segments(clip_lengths(PUBLISHED_COMPRESSION, by), guessed)
+    complete = apply_recipe(spec, checkpoint.arch)
+    by, second = SAME_SIZE, complete.second_stage
     if second.sigmas and spec.running.video:
         own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
         by = _upsampling(None if own else second.upsampler, *named)
     lengths, smallest = clip_lengths(checkpoint.arch.compression, by), checkpoint.arch.vae.smallest
-    return {key: [n for n in numbers if n >= smallest or key == "num_frames"] for key, numbers in lengths.items()}
+    legal = {key: [n for n in numbers if n >= smallest or key == "num_frames"] for key, numbers in lengths.items()}
+    return _in_segments(legal, complete)
+
+
+def _in_segments(lengths: Mapping[str, Sequence[int]], spec: RunSpec) -> Mapping[str, Sequence[int]]:
+    """`lengths` of a clip that has whole segments, where the recipe divides it."""
+    segments = spec.keyframe_segments if spec.running.video else ()
+    return {
+        key: [n for n in numbers if key != "num_frames" or not segments or segment_length(n, segments)]
+        for key, numbers in lengths.items()
+    }
 
 
 def _opened(checkpoint: str, text_encoder: str | None, transformer: str | None) -> Checkpoint | None:

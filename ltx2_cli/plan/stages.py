@@ -10,7 +10,14 @@ import numpy as np
 
 from ltx2_cli.diffusion.conditions import CrossTimestep, References, X0Sigma
 from ltx2_cli.diffusion.denoise import Pass, Schedule, needed_passes
-from ltx2_cli.diffusion.geometry import Geometry, UpsampleFactors, clip_geometry, stage1_size
+from ltx2_cli.diffusion.geometry import (
+    Geometry,
+    ReferenceGrid,
+    ReferenceScale,
+    UpsampleFactors,
+    clip_geometry,
+    stage1_size,
+)
 from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentShape, file_shapes, token_shapes
 from ltx2_cli.diffusion.sampler import find_sampler
 from ltx2_cli.errors import UsageError
@@ -21,7 +28,14 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
+from ltx2_cli.plan.positions import (
+    PlacedVideo,
+    generated_keyframes,
+    nearest_segmented,
+    place_videos,
+    reference_weights,
+    segment_length,
+)
 from ltx2_cli.plan.windows import ClipWindow, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
@@ -67,6 +81,8 @@ class Stage:
     source: Streams[LatentShape] | None = None  # of latents that it upsamples and noises; None: it begins as noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the audio is that of the source
+    source_keyframes: int = 0  # generated keyframes among its latents, which those of this stage begin as
+    follows_source: bool = False  # the video of the source is a reference, behind all others
     audio_conditions: int = 0  # each as long as the stage's audio
     condition_slices: Streams[tuple[ConditionSlice, ...]] = NO_SLICES  # of the placed videos, and of the audio
     frozen: Streams[bool] = NEITHER  # the stream is a condition as a whole: nothing of it is generated
@@ -127,8 +143,25 @@ class Stage:
         return Streams((self.geometry.video_tokens, channels), (tokens, features))
 
     @property
+    def kept_keyframes(self) -> int:
+        """Generated keyframes that a next stage begins with."""
+        return self.geometry.generated if self.name == FIRST else 0
+
+    @property
+    def kept_tokens(self) -> slice:
+        """The video tokens of these."""
+        _, behind = self.geometry.token_counts[:2]
+        end = self.geometry.grid_tokens + behind
+        return slice(end - self.kept_keyframes * self.geometry.height * self.geometry.width, end)
+
+    @property
+    def begins_behind(self) -> bool:
+        """Whether tokens behind the grid begin as latents of the source."""
+        return self.follows_source or self.source_keyframes > 0
+
+    @property
     def holds_latents(self) -> bool:
-        """Whether latents of the clip itself are conditions: those of the window before, or its audio."""
+        """Whether latents of the clip itself are conditions: those of the window before, the source, or its audio."""
         return any(condition.source == HELD for of in self.condition_slices for condition in of)
 
     @property
@@ -142,6 +175,7 @@ class InitialLatents(NamedTuple):
 
     shapes: Streams[LatentShape]  # of one video's in a file
     fps: float
+    keyframes: int = 0  # that were generated beside it
 
 
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
@@ -162,7 +196,7 @@ def measure_stages(
     """Sizes of one stage, or of two with an upsampler of factors `by`. Raises `UsageError` for a size that the
     upsampler cannot make, and for conditions that a first stage cannot have."""
     size = spec.num_frames, spec.height, spec.width
-    last = _measure(spec, arch, videos, size, spec.fps, last=by is not None)
+    last = _measure(spec, arch, videos, size, spec.fps, by)
     if by is None:
         return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
@@ -172,20 +206,29 @@ def measure_stages(
         sentence = "audio cannot be given where the upsampler stretches the clip: the first stage is shorter"
         raise UsageError(sentence, f"{typed('second_stage.temporal_upsample', 'fps')}, or no {option_name('audio')}")
     small, fps = stage1_size(*size, by, arch.compression), spec.fps / _frame_rate_factor(spec, by)
-    return _measure(spec, arch, videos, small, fps, last=False), last
+    return _measure(spec, arch, videos, small, fps, None), last
 
 
 def _measure(
-    spec: RunSpec, arch: Arch, videos: Sequence[Video], size: tuple[int, int, int], fps: float, last: bool
+    spec: RunSpec,
+    arch: Arch,
+    videos: Sequence[Video],
+    size: tuple[int, int, int],
+    fps: float,
+    last: UpsampleFactors | None,
 ) -> StageSize:
-    """Sizes of a stage for a clip of this size (frames, height, width); `last`: the second of two stages. Raises
-    `UsageError` if references at their scale have no whole latents."""
-    placed = place_videos(spec, videos, arch.compression, size[0], last)
+    """Sizes of a stage for a clip of this size (frames, height, width); `last`: the factors before the second of two
+    stages. Raises `UsageError` if references at their scale have no whole latents."""
+    placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    generated = _count_generated(spec, arch, size[0])
-    keyframes = (*shown, *generated_keyframes(generated, size[0]))
-    references = tuple(video.reference for video in placed if video.reference)
-    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, keyframes, references, generated)
+    generated = _generated(spec, arch, size[0])
+    references = [video.reference for video in placed if video.reference]
+    if last and spec.second_stage.follow_first:
+        references.append(ReferenceGrid(arch.compression.latents(size[0]), ReferenceScale(last.up // last.down, 1)))
+    if spec.windows > 1 and (generated or references):
+        raise UsageError("tokens beside a clip cannot be split into windows", typed("windows", 1))
+    behind = (*shown, *generated), tuple(references), len(generated)
+    geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, *behind)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
     for _, (downscale, _) in references:
@@ -199,18 +242,27 @@ def _measure(
     return StageSize(geometry, shapes, placed, plan_windows(spec, geometry))
 
 
-def _count_generated(spec: RunSpec, arch: Arch, num_frames: int) -> int:
-    """The number of keyframes that a stage generates beside its clip. Raises `UsageError` for a model that was not
-    trained for any, and for more than the frames between the first and the last."""
-    if not spec.keyframes or not spec.running.video:
-        return 0
+def _generated(spec: RunSpec, arch: Arch, num_frames: int) -> list[tuple[float, float]]:
+    """Frames of the keyframes that a stage generates beside its clip. Raises `UsageError` for a model that was not
+    trained for any, for more than the frames between the first and the last, and for a clip of no whole segments."""
+    segments = spec.keyframe_segments or ()
+    if not (spec.keyframes or segments) or not spec.running.video:
+        return []
     if not arch.transformer.use_keyframes_abs_pos_embedding:
         sentence = f"LTX-2.5 alone generates keyframes, and the model is {arch.model_version}"
-        raise UsageError(sentence, f"leave out {option_name('keyframes')}")
+        raise UsageError(sentence, f"leave out {option_name('recipe' if segments else 'keyframes')}")
+    if spec.keyframes and segments:
+        sentence = f"{spec.keyframes} keyframes are asked for, and one at the end of each segment"
+        raise UsageError(sentence, f"{typed('keyframes', 0)}, or {typed('keyframe_segments', [])}")
     if spec.keyframes > (between := max(num_frames - 2, 0)):
         sentence = f"{spec.keyframes} keyframes do not fit between the first and the last of {num_frames} frames"
         raise UsageError(sentence, f"nearest: {typed('keyframes', between)}")
-    return spec.keyframes
+    if segments and not segment_length(spec.num_frames, segments):
+        lengths = " or ".join(map(str, segments))
+        nearest = " or ".join(map(str, nearest_segmented(spec.num_frames, segments)))
+        sentence = f"num_frames {spec.num_frames} is not one frame and whole segments of {lengths}"
+        raise UsageError(sentence, f"nearest: {typed('num_frames', nearest)}")
+    return generated_keyframes(spec, num_frames)
 
 
 def build_stages(
@@ -227,7 +279,8 @@ def build_stages(
         return (_first_stage(spec, inputs, FINAL, sizes[0], guided),)
     # The second stage reuses the placed weights, except those that its LoRAs are merged into.
     first = _first_stage(spec, inputs, FIRST, sizes[0], guided if STAGE2_DENOISER in inputs.lora_deltas else unguided)
-    second = _second_stage(spec, inputs, sizes[1], source.shapes if source else first.shapes, unguided)
+    before = source or InitialLatents(first.shapes, first.geometry.fps, first.kept_keyframes)
+    second = _second_stage(spec, inputs, sizes[1], before, unguided)
     return (second,) if source else (first, second)
 
 
@@ -294,7 +347,7 @@ def schedule_of(spec: RunSpec, arch: Arch) -> Schedule:
 
 
 def _second_stage(
-    spec: RunSpec, inputs: PlanInputs, size: StageSize, source: Streams[LatentShape], sharding: ShardingPlan
+    spec: RunSpec, inputs: PlanInputs, size: StageSize, source: InitialLatents, sharding: ShardingPlan
 ) -> Stage:
     """The stage that upsamples and refines."""
     deltas, sigmas = inputs.lora_deltas, np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
@@ -305,17 +358,23 @@ def _second_stage(
         sharding,
         network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
-        source=source,
+        source=source.shapes,
+        source_keyframes=source.keyframes if inputs.upsampling and inputs.upsampling.time == 1 else 0,
+        follows_source=bool(spec.second_stage.follow_first),
         keep_audio=bool(spec.second_stage.keep_audio or spec.second_stage.freeze_audio),
         sampler=spec.second_stage.sampler or EULER,
         eta=spec.eta,
     )
     stage = _with_conditions(stage, spec, inputs)
+    slices, frozen = stage.condition_slices, stage.frozen
+    if stage.follows_source:
+        end = size.geometry.video_tokens
+        start = end - size.geometry.token_counts[-1]
+        slices = slices._replace(video=(*slices.video, ConditionSlice(HELD, slice(start, end), start, 1.0)))
     if spec.second_stage.freeze_audio and spec.running.audio and not spec.audio:
         whole = ConditionSlice(HELD, slice(0, size.geometry.audio_frames), 0, 1.0)
-        slices, frozen = stage.condition_slices._replace(audio=(whole,)), stage.frozen._replace(audio=True)
-        return replace(stage, condition_slices=slices, frozen=frozen)
-    return stage
+        slices, frozen = slices._replace(audio=(whole,)), frozen._replace(audio=True)
+    return replace(stage, condition_slices=slices, frozen=frozen)
 
 
 def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
@@ -323,6 +382,7 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
     edit = edit_of(spec, inputs.input_videos, stage.geometry)
     arch = inputs.checkpoint.arch
+    as_diffusers = spec.follows_diffusers and not spec.keyframe_segments  # its pipeline of these agrees with ltx-core
     slices = condition_slices(stage.placed_videos, strengths, stage.geometry, arch.compression, edit)
     whole = Streams(
         *(fully_conditioned(*pair) for pair in zip(slices, (shape[0] for shape in stage.token_shapes), strict=True))
@@ -333,9 +393,9 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
         condition_slices=slices,
         frozen=whole._replace(video=whole.video and edit is not None),
         references=reference_weights(spec, inputs.input_videos, stage.placed_videos, stage.geometry),
-        x0_sigma="stream" if spec.follows_diffusers else "token",
+        x0_sigma="stream" if as_diffusers else "token",
         cross_timestep="always" if spec.follows_diffusers else "gate",
-        marks_keyframes=arch.transformer.use_keyframes_abs_pos_embedding and not spec.follows_diffusers,
+        marks_keyframes=arch.transformer.use_keyframes_abs_pos_embedding and not as_diffusers,
     )
 
 

@@ -29,7 +29,7 @@ class Dependence(NamedTuple):
 
 
 STREAMS, GUIDANCE_SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
-SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "freeze_audio", "temporal_upsample")
+SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "freeze_audio", "follow_first", "temporal_upsample")
 GIVEN = "the audio is given"
 
 
@@ -69,7 +69,9 @@ DEPENDENCES = (
         "no audio is made, or that of a clip is kept",
     ),
     Dependence(("window_overlap",), lambda request: request.spec.windows > 1, "there is one window", ("windows", "2")),
-    Dependence(("keyframes", "decoder"), lambda request: request.spec.running.video, "no video is made"),
+    Dependence(
+        ("keyframes", "keyframe_segments", "decoder"), lambda request: request.spec.running.video, "no video is made"
+    ),
     Dependence(
         ("vae_memory_gb",),
         lambda request: request.spec.running.video and request.spec.decoder is Decoder.convolution,

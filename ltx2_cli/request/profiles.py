@@ -32,7 +32,7 @@ STEPS_OR_SIGMAS = {"num_inference_steps", "sigmas"}  # two spellings of one choi
 # None: the recipe's value
 RECIPE_KEYS = (
     *("num_inference_steps", "sigmas", "sampler", "guidance", "stg_blocks", "second_stage"),
-    *("image_crf", "image_strength"),
+    *("image_crf", "image_strength", "keyframe_segments"),
 )
 SECTION = "sharding."  # begins the dotted keys of the sharding section
 BY_RECIPE = "by_recipe"  # section of a model profile: recipe name -> values

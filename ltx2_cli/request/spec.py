@@ -102,6 +102,7 @@ class SecondStageSpec:
     sampler: str | None  # None also: Euler steps
     keep_audio: bool | None  # take the audio of the first stage
     freeze_audio: bool  # the audio of the first stage is not noised: the video hears it as it is, and it is kept
+    follow_first: bool | None  # the first stage's video is a reference, for an in-context LoRA of this stage
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
 
@@ -193,6 +194,9 @@ class RunSpec:
     image_strength: float | None  # 0 to 1: of images without one, in the stage that starts from noise; None: model's
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     keyframes: int  # single frames that are generated beside the clip and left out of it; of LTX-2.5
+    keyframe_segments: (
+        tuple[int, ...] | None
+    )  # lengths in frames: one that divides the clip, with a keyframe at each end
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one
     # which networks

@@ -36,6 +36,7 @@ WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
     *(
         "segments",
         "segment_fade",
+        "keyframe_segments",
         "window_overlap",
         "nag_tau",
         "nag_alpha",

@@ -115,6 +115,7 @@ def spec_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _wrong_numbers(spec)
     yield from (("segments", sentence) for sentence in _wrong_segments(spec))
     yield from (("windows", sentence) for sentence in _wrong_windows(spec))
+    yield from (("keyframe_segments", sentence) for sentence in _wrong_segments_of_keyframes(spec))
     yield from (("seed", sentence) for sentence in _wrong_seeds(spec))
     yield from _wrong_process(spec)
     yield from (("conditions", sentence) for sentence in _wrong_conditions(spec))
@@ -183,6 +184,14 @@ def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:
         value: Any = reduce(lambda section, name: vars(section)[name], key.split("."), spec)
         if value is not None and (problem := legal.problem(value, typed(key))):
             yield key, f"{short_name(key)} {value} is {problem}"
+
+
+def _wrong_segments_of_keyframes(spec: RunSpec) -> Iterator[str]:
+    """Keyframes lie where latents end."""
+    legal = Range(RANGES["num_frames"].step, MAX_FRAMES - 1, RANGES["num_frames"].step)
+    for length in spec.keyframe_segments or ():
+        if problem := legal.problem(length, "keyframe_segments: "):
+            yield f"keyframe_segments {length} is {problem}"
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:

@@ -122,7 +122,7 @@ def go_on(
     session: Session, files: Sequence[LatentsFile], spec: RunSpec, product: Product, settings: RunSettings
 ) -> None:
     """Continue from saved latents, one clip for each file, and show each finished file."""
-    source = InitialLatents(files[0].shapes, spec.fps)
+    source = InitialLatents(files[0].shapes, spec.fps, files[0].keyframes)
     with agreed_plan(session, Request(spec, find_devices(), source, product, fixed=FIXED_BY_LATENTS)) as plan:
         check_distinct(outputs(spec, product), input_files(plan))
         for file in files:
@@ -134,6 +134,8 @@ def go_on(
     timings, first = session.measuring(), not session.shown
     saver = RunSaver(run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every)
     history = tuple(source_history(file, spec.fps) for file in files)
-    execute(session, saver, open_components(plan), state_from_latents([file.read() for file in files], history))
+    keyframes = [file.read_keyframes() for file in files]
+    start = state_from_latents([file.read() for file in files], history, keyframes)
+    execute(session, saver, open_components(plan), start)
     if first:  # the others find jax imported
         remember_run(session, plan, product, timings)

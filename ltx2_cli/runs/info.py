@@ -35,6 +35,7 @@ REQUEST_KEYS = (
     "sampler",
     "first_block_cache",
     "keyframes",
+    "keyframe_segments",
     "decoder",
     "seed",
 )  # shown of a record

@@ -108,7 +108,7 @@ def replay(
     from ltx2_cli.plan.stages import InitialLatents
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, FIXED_BY_RECORD, agreed_plan
 
-    begin = InitialLatents(source[0].shapes, source[1]) if source else None
+    begin = InitialLatents(source[0].shapes, source[1], source[0].keyframes) if source else None
     phases, fixed = Product.drafts if draft else Product.clips, FIXED_BY_LATENTS if source else FIXED_BY_RECORD
     with agreed_plan(session, Request(spec, find_devices(), begin, phases, fixed=fixed)) as plan:
         check_distinct(files, provenance.input_files(plan))
@@ -120,7 +120,8 @@ def replay(
         return
     start, report = START, session.measuring()
     if source:
-        start = state_from_latents([source[0].read()], (provenance.source_history(*source),))
+        history, keyframes = provenance.source_history(*source), source[0].read_keyframes()
+        start = state_from_latents([source[0].read()], (history,), [keyframes])
     for path, findings in write(plan, open_components(plan), report, product, start):
         if kept:
             session.show(path, findings)

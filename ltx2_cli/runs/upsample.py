@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
-from ltx2_cli.diffusion.latents import LatentsFile, open_latents
+from ltx2_cli.diffusion.latents import FIRST, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
 from ltx2_cli.request.spec import RunSpec
@@ -103,9 +103,11 @@ def _spec(
     """The request of one run; without -o its clips are named after their latents."""
     path = files[0].path
     stem = SEED.sub("", path.stem) if len(files) > 1 else path.stem
-    replaced = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "recipe": AUTO, "num_videos": 1}
+    replaced: dict[str, object] = {"output": str(path.with_name(f"{stem}-upsampled.mp4")), "num_videos": 1}
+    if any(file.metadata.get("stage") != FIRST for file in files):  # a draft's recipe has a second stage
+        replaced["recipe"] = AUTO
     spec = merged_request(files, [latents_request(file, given, layers, replaced, trust) for file in files])
-    no_stage = replace(spec.second_stage, sigmas=(), lora=())
+    no_stage = replace(spec.second_stage, sigmas=(), lora=(), follow_first=False)
     return spec if refine else replace(spec, second_stage=no_stage)
 
 

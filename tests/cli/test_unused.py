@@ -12,7 +12,10 @@ from program import run_program
 
 NO_GUIDANCE = ("guidance-scale 1", "stg-scale 0", "modality-scale 1")
 ALL = ("guidance-scale 3", "stg-scale 1", "modality-scale 3", "guidance-rescale 0.5")
-LATER = [f"second_stage.{value}" for value in ("keep_audio=true", "freeze_audio=true", "lora=[]", "sampler=euler")]
+LATER = [
+    f"second_stage.{value}"
+    for value in ("keep_audio=true", "freeze_audio=true", "follow_first=false", "lora=[]", "sampler=euler")
+]
 ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no"]
 IMAGES = ["--image-crf", "20", "--image-strength", "0.5"]
 LONGER = ["--set", "second_stage.temporal_upsample=duration"]
@@ -45,9 +48,9 @@ CASES = {
             *typed(*ALL),
             "--audio-modality-scale",
             "3",
-            *typed("keyframes 1", "decoder convolution", "set vae_memory_gb=1"),
+            *typed("keyframes 1", "set keyframe_segments=[24]", "decoder convolution", "set vae_memory_gb=1"),
         ],
-        SCALES | {"audio_modality_scale", "keyframes", "decoder", "vae_memory_gb"},
+        SCALES | {"audio_modality_scale", "keyframes", "keyframe_segments", "decoder", "vae_memory_gb"},
     ),
     "no sound": (
         ["--no-audio", *of_audio(*ALL), "--modality-scale", "3", "--loudness", "-14"],

@@ -59,6 +59,7 @@ WRONG: dict[str, Any] = {  # values by their key, that are of the right type
     "modality_every": 0,
     "image_crf": 99,
     "keyframes": -1,
+    "keyframe_segments": [12],
     "loudness": 3,
     "nag_scale": 0,
     "nag_tau": 0,
