@@ -18,7 +18,7 @@ from ltx2_cli.request.spec import ConditionSpec, RunSpec
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import CLIP_TYPES
 
-FRAME = re.compile(r"\d{5,}\.png")  # the name of a PNG in a folder of frames
+FRAME = re.compile(r"\d{5,}\.(png|exr)")  # the name of a file in a folder of frames
 MAX_SLUG, MAX_SLUG_BYTES = 40, 120  # characters and bytes of a text in a name; file systems take names of 255 bytes
 CUT = 10 * MAX_SLUG_BYTES  # characters of a text that are read for its name
 WORD, APOSTROPHES = re.compile(r"\w+(\.\w+)*"), re.compile(r"(?<=\w)['\u2019](?=\w)")

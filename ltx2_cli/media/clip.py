@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-Frames = NDArray[np.uint8] | NDArray[np.uint16]  # [frames, height, width, RGB]
+Frames = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32]  # [frames, height, width, RGB]; float: light
 # of a clip without video, or without audio
 NO_FRAMES, NO_AUDIO = np.empty((0, 0, 0, 3), np.uint8), np.empty((0, 2), np.float32)
 

@@ -3,6 +3,7 @@
 import re
 import wave
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,10 @@ TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt70
 H264 = [f"{TO_YUV}420p,{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
 TAGGED = ["-movflags", "+faststart+use_metadata_tags"]
+
+
+PIXEL_FORMATS = {"uint8": "rgb24", "uint16": "rgb48le", "float32": "gbrpf32le"}  # of frames, by their type
+LINEAR_AT_ONCE = 8  # frames of linear light in memory
 
 
 class Container(NamedTuple):
@@ -122,6 +127,20 @@ def write_frames(media: Media, folder: Path) -> None:
         _write(media, ["-start_number", "0", "-f", "image2", names], folder)
 
 
+def write_linear_frames(media: Media, folder: Path) -> None:
+    """Write the frames alone as OpenEXR, `00000.exr` and so on, in half floats of linear light with BT.709 primaries: 0
+    to 1 of the decoder by sRGB's curve (IEC 61966-2-1). Raises `RunError` as `write_frames`."""
+    with replacing(folder.resolve()) as temporary:
+        temporary.mkdir()
+        names = f"file:{str(temporary).replace('%', '%%')}/%05d.exr"
+        command = ["-f", "image2", "-c:v", "exr", "-format", "half", "-compression", "zip16", names]
+        for first in range(0, len(media.frames), LINEAR_AT_ONCE):
+            frames = media.frames[first : first + LINEAR_AT_ONCE]
+            levels = frames.astype(np.float32) / (255 if frames.dtype == np.uint8 else 65535)
+            light = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+            _write(replace(media, frames=light), ["-start_number", str(first), *command], folder)
+
+
 def write_record(path: Path, text: str) -> None:
     """Write the YAML record of a video."""
     with replacing(path) as temporary:
@@ -132,6 +151,8 @@ def _write(media: Media, command: list[str], path: Path) -> None:
     """Run ffmpeg with the raw frames as its first input. Raises `RunError` that names `path`."""
     rate = Fraction(media.fps).limit_denominator(100_000)  # keeps 23.976, and 24000 / 1001
     size = f"{media.frames.shape[2]}x{media.frames.shape[1]}"
-    pixels = "rgb24" if media.frames.dtype == np.uint8 else "rgb48le"
-    frames = own_input("rawvideo", None, "-pix_fmt", pixels, "-s", size, "-framerate", str(rate))
-    run_ffmpeg([*frames, *command], path, np.ascontiguousarray(media.frames).data.cast("B"))
+    pixels = media.frames
+    if pixels.dtype == np.float32:  # in planes, green first
+        pixels = pixels[..., [1, 2, 0]].transpose(0, 3, 1, 2)
+    layout = ("-pix_fmt", PIXEL_FORMATS[pixels.dtype.name], "-s", size, "-framerate", str(rate))
+    run_ffmpeg([*own_input("rawvideo", None, *layout), *command], path, np.ascontiguousarray(pixels).data.cast("B"))

@@ -257,12 +257,18 @@ def _generated(spec: RunSpec, arch: Arch, num_frames: int) -> list[tuple[float, 
     if spec.keyframes > (between := max(num_frames - 2, 0)):
         sentence = f"{spec.keyframes} keyframes do not fit between the first and the last of {num_frames} frames"
         raise UsageError(sentence, f"nearest: {typed('keyframes', between)}")
-    if segments and not segment_length(spec.num_frames, segments):
-        lengths = " or ".join(map(str, segments))
-        nearest = " or ".join(map(str, nearest_segmented(spec.num_frames, segments)))
-        sentence = f"num_frames {spec.num_frames} is not one frame and whole segments of {lengths}"
-        raise UsageError(sentence, f"nearest: {typed('num_frames', nearest)}")
+    if segments:
+        _check_segments(spec.num_frames, segments)
     return generated_keyframes(spec, num_frames)
+
+
+def _check_segments(num_frames: int, lengths: Sequence[int]) -> None:
+    """Raise `UsageError` for a clip that is not one frame and a whole number of segments of one of these lengths."""
+    if segment_length(num_frames, lengths):
+        return
+    known, nearest = (" or ".join(map(str, each)) for each in (lengths, nearest_segmented(num_frames, lengths)))
+    sentence = f"num_frames {num_frames} is not one frame and whole segments of {known}"
+    raise UsageError(sentence, f"nearest: {typed('num_frames', nearest)}")
 
 
 def build_stages(

@@ -11,7 +11,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.media.write import MASTERS, WAV, write_frames, write_master, write_mp4, write_wav
+from ltx2_cli.media.write import MASTERS, WAV, write_frames, write_linear_frames, write_master, write_mp4, write_wav
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import SECTION
 from ltx2_cli.request.spec import DType, Streams
@@ -22,6 +22,9 @@ from ltx2_cli.runs.session import Session, file_facts, request_facts, synchroniz
 
 OUTPUT_ENDINGS = (".mp4", ".wav", ".png", *MASTERS)
 FRAMES = "frames"
+LINEAR = "%05d.exr"  # the name of frames of linear light in their folder
+FOLDERS = (FRAMES, LINEAR)
+DEEP = {*MASTERS, LINEAR}  # kinds of 16 bits
 UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "lora": [],
     "second_stage.sigmas": [],
@@ -29,7 +32,10 @@ UNDENOISED: dict[str, object] = {  # values that decoding does not use
     "reference_strength": 1.0,
     "audio": None,
 }
-OUTPUTS = "FILE.mp4, FILE.mov or .mkv (masters), FILE.wav, FILE.png for some frames, or FOLDER/ for all as PNGs"
+OUTPUTS = (
+    "FILE.mp4, FILE.mov or .mkv (masters), FILE.wav, FILE.png for some frames, FOLDER/ for all as PNGs, or"
+    f" FOLDER/{LINEAR} for all as OpenEXR"
+)
 
 
 def decode_clips(
@@ -60,7 +66,7 @@ def decode_clips(
         files = [Output(path, "-o") for path in kinds]
         if session.hosts.first:
             reads = read_files(spec, layers.file, file.path)
-            folders = [output for output in files if kinds[output.path] == FRAMES]
+            folders = [output for output in files if kinds[output.path] in FOLDERS]
             check_outputs([output for output in files if output not in folders], reads, session.force, folders=folders)
             for folder in folders:
                 check_frames(*folder, session.force)
@@ -72,7 +78,7 @@ def decode_clips(
     from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
-    deep = not MASTERS.keys().isdisjoint(kinds.values())
+    deep = not DEEP.isdisjoint(kinds.values())
     request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, deep=deep, fixed=FIXED_BY_LATENTS)
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
@@ -104,6 +110,8 @@ def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[s
             write_master(shown, path, metadata)
         case ".wav":
             write_wav(media, path)
+        case "%05d.exr":
+            write_linear_frames(media, path)
         case ".png":
             write_contact_sheet([(prompt, media.in_8_bits)], path)
         case _:
@@ -118,13 +126,15 @@ def _kinds(names: Sequence[str]) -> dict[Path, str]:
         ending = path.suffix.lower()
         if name == "-":
             raise UsageError("output - is no file: stdout carries the paths of files", OUTPUTS)
+        if path.name == LINEAR:
+            path, ending = path.parent, LINEAR
         folder = name.endswith("/") or not ending or (ending not in OUTPUT_ENDINGS and path.is_dir())
-        if not folder and ending not in OUTPUT_ENDINGS:
+        if not folder and ending not in (*OUTPUT_ENDINGS, LINEAR):
             raise UsageError(f"output {path} is no kind of file that is written", OUTPUTS)
         if path in kinds:
             raise UsageError(f"{path} is named twice", "name each file once")
         kinds[path] = FRAMES if folder else ending
-    for place in (path for path, kind in kinds.items() if kind == FRAMES):
+    for place in (path for path, kind in kinds.items() if kind in FOLDERS):
         if inside := [path for path in kinds if place in path.parents]:
             raise UsageError(f"{inside[0]} lies in {place}, which holds frames alone", "name another place: -o FILE")
     return kinds

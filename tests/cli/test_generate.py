@@ -362,7 +362,10 @@ def test_several_videos_print_several_lines(ltx2: Run):
     [
         ("--height 500 --num-frames 20", FINDINGS),
         ("--model dmo", "error: unknown model `dmo`; closest: `demo`\nhint: known: `demo`, `ltx2`, `ltx2.3`"),
-        ("--recipe destilled", "error: unknown recipe `destilled`; closest: `distilled`\nhint: known: `dfr`, `distilled`"),
+        (
+            "--recipe destilled",
+            "error: unknown recipe `destilled`; closest: `distilled`\nhint: known: `dfr`",
+        ),
         ("--set sigmas=[1]", "error: sigmas [1.0] do not fall from at most 1 to 0; for example: --set 'sigmas=[1, 0"),
         (
             "--set heigth=3",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
+import OpenEXR
 import pytest
 import torch
 from PIL import Image
@@ -111,6 +112,23 @@ def test_master_files_have_more_levels_than_8_bits(
         assert SMALL.prompt in capsys.readouterr().out
     assert run_program(monkeypatch, "replay", "--verify", str(prores)) == 0  # its frames are not those of a clip
     assert "only latents are compared" in capsys.readouterr().err
+
+
+def test_frames_of_linear_light_are_those_of_16_bits(
+    made: Path, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half floats, as OpenEXR's own library reads them; by the curve that display referred images have."""
+    monkeypatch.chdir(tmp_path)
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", "a%d/%05d.exr") == 0
+    levels = by_diffusers(checkpoint, made / "latents.safetensors")
+    wanted = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+    paths = sorted((tmp_path / "a%d").iterdir())
+    assert [path.name for path in paths] == [f"{number:05}.exr" for number in range(SMALL.size[0])]
+    for path, frame in zip(paths, wanted, strict=True):
+        pixels = OpenEXR.File(str(path)).channels()["RGB"].pixels
+        assert pixels.dtype == np.float16
+        np.testing.assert_allclose(pixels.astype(np.float64), frame, rtol=2e-3, atol=1e-4)
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", "a%d/%05d.exr") == 2
 
 
 def test_levels_that_a_type_lacks_are_said(
@@ -240,10 +258,15 @@ def test_warnings_are_printed_before_the_work(
             ["clip.avi"],
             "output clip.avi is no kind of file that is written\nhint: FILE.mp4, FILE.mov or .mkv (masters), FILE.wav",
         ),
+        (
+            ["clip.exr"],
+            "output clip.exr is no kind of file that is written\nhint: FILE.mp4, FILE.mov or .mkv (masters), ",
+        ),
         (["clip.v2"], "output clip.v2 is no kind of file that is written"),
         (["-"], "output - is no file: stdout carries the paths of files"),
         (["o.png", "./o.png"], "o.png is named twice"),
         (["o/", "o/"], "o is named twice"),
+        (["o/%05d.exr", "o/"], "o is named twice"),
         (["o/a.png", "o/"], "o/a.png lies in o, which holds frames alone"),
         (["full"], "full holds frames\nhint: --force replaces them, or name another: -o FOLDER/"),
         (["mixed/", "--force"], "mixed holds other files than frames: mine.png\nhint: name another: -o FOLDER/"),

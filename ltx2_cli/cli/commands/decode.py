@@ -16,14 +16,16 @@ class Decode(LatentsOptions):
 
     ltx2 decode out/fox.safetensors
     ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
-    ltx2 decode out/fox.safetensors -o fox.mov --dtype float32
+    ltx2 decode out/fox.safetensors -o fox.mov -o plate/%05d.exr --dtype float32
     ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4
     """
 
     latents: Annotated[Path, argument("LATENTS", "Safetensors file of --save-latents.")]
     files: Annotated[
         Texts,
-        option(FILES, "FILE.mp4, .mov, .mkv, .wav, .png (some frames) or FOLDER/ (all); repeatable.", "--output", "-o"),
+        option(
+            FILES, "FILE.mp4, .mov, .mkv, .wav, .png (some frames), FOLDER/ (all) or FOLDER/%05d.exr.", "--output", "-o"
+        ),
     ] = None
     silent: Annotated[bool, option(FILES, "Write videos without audio.")] = False
 
