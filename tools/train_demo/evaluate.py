@@ -19,6 +19,7 @@ from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
 from tools.train_demo.captions import Caption, caption
 from tools.train_demo.evaluate_given import GIVEN, figures
+from tools.train_demo.evaluate_segments import SEGMENTS, segment_figures
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
 from tools.train_demo.world import Scene, draw_scene, plain
@@ -94,14 +95,16 @@ def main(
     count: Annotated[int, typer.Option(help="Of held-out captions, how many.")] = 200,
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
     variants: Annotated[
-        str, typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *OPTIONS, *ELSEWHERE, *GIVEN])}.")
+        str,
+        typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *OPTIONS, *ELSEWHERE, *GIVEN, *SEGMENTS])}."),
     ] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
     files = sorted(as_path(checkpoint).rglob("*.safetensors"))
     print(json.dumps({"autoencoders": given_back(checkpoint, count), "files": digests(files)}), flush=True)
     for name in variants.split("; "):
-        shown = figures(name, count, {"checkpoint": checkpoint}) if name in GIVEN else shown_of(name, count, checkpoint)
+        of_kind = figures if name in GIVEN else segment_figures if name in SEGMENTS else None
+        shown = of_kind(name, count, {"checkpoint": checkpoint}) if of_kind else shown_of(name, count, checkpoint)
         print(json.dumps({"variant": name, "clips": count} | shown), flush=True)
 
 
