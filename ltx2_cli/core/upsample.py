@@ -38,7 +38,8 @@ def upsample_stage(
         run = upsampling_programs(plan, stage)
         video = each(run[0], latents.video)
         keyframes = None if keyframes is None else each(run[1], keyframes)
-        check_finite(np.isfinite(video), "the upsampled latents are", plan)
+        made = [video] if keyframes is None else [video, keyframes]
+        check_finite([np.isfinite(x).all() for x in made], "the upsampled latents are", plan)
     audio = _lasting(latents.audio, stage.geometry.audio_frames)
     return Streams(video, audio), _behind(stage, latents.video, keyframes) if stage.begins_behind else None
 

@@ -68,7 +68,7 @@ class EditedClip:
         given, path = self.edit.given, user_path(self.edit.clip)
         replaced: dict[str, object] = {"seed": None, "num_videos": 1, "initial_noise": None, "windows": 1, **NOT_KEPT}
         replaced |= {} if self.references else {"reference_strength": 1.0}
-        replaced |= {"sharding": AUTO, "vae_memory_gb": None} if self.record else {}
+        replaced |= {"sharding": AUTO, "vae_memory_gb": None, "keyframe_segments": ()} if self.record else {}
         replaced |= dict(zip(HEIGHT_WIDTH, self.video.frames.shape[1:3], strict=True)) | {"fps": self.fps}
         replaced |= {"num_frames": num_frames} if num_frames else {}
         replaced |= {"output": None, **given}

@@ -136,6 +136,7 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     assert run_program(monkeypatch, "upsample", *drafts, "-o", "up.mp4", "--save-latents", "up.safetensors") == 0
     assert "begin as noise" not in capsys.readouterr().err
     assert run_program(monkeypatch, "upsample", drafts[0], "--no-refine", "-o", "large.mp4") == 0
+    assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments
     for name in ("eight", "stopped0", "stopped1", "stopped2", "up"):
         for path, clip in zip(sorted(tmp_path.glob(f"{name}-s*.safetensors")), wanted, strict=True):
             for stream, tokens in load_file(path).items():
