@@ -9,12 +9,14 @@ import jax
 
 from ltx2_cli.chips import chip
 from ltx2_cli.diffusion.denoise import Schedule
+from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import Checkpoint
 from ltx2_cli.models.upsampler import has_upsampler
 from ltx2_cli.plan.layout import device_profile
 from ltx2_cli.request.profiles import AUTO, checkpoint_names, complete_spec
 from ltx2_cli.request.spec import ComputeType, RunSpec
+from ltx2_cli.request.spelling import option_name
 from ltx2_cli.request.validation import random_seed
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
@@ -28,15 +30,25 @@ def complete_request(
     spec: RunSpec, checkpoint: Checkpoint, devices: Sequence[jax.Device], from_latents: bool
 ) -> RunSpec:
     """Complete `spec`: values of its recipe, of the devices' sharding profile and kind, and a seed. An upsampler in the
-    checkpoint's folder takes precedence over the recipe's."""
+    checkpoint's folder takes precedence over the recipe's. Raises `UsageError` for keyframes of another model than
+    LTX-2.5."""
     own = spec.second_stage.upsampler is None and has_upsampler(checkpoint.where)
     seed = spec.seed if spec.seed is not None else (random_seed(spec),)
     sharding = device_profile(devices) if spec.sharding.profile == AUTO else AUTO
     if spec.compute is ComputeType.auto:
         spec = replace(spec, compute=faster_compute(spec, checkpoint, devices[0]))
     spec = apply_recipe(replace(spec, seed=seed), checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE, sharding)
+    _check_keyframes(spec, checkpoint.arch)
     second = replace(spec.second_stage, upsampler=None) if own else spec.second_stage
     return replace(spec, second_stage=second if spec.running.video else replace(second, sigmas=(), lora=()))
+
+
+def _check_keyframes(spec: RunSpec, arch: Arch) -> None:
+    """Raise `UsageError` for generated keyframes of a model that was not trained for any."""
+    asked = bool(spec.keyframes or spec.keyframe_segments) and spec.running.video
+    if asked and not arch.transformer.use_keyframes_abs_pos_embedding:
+        sentence = f"LTX-2.5 alone generates keyframes, and the model is {arch.model_version}"
+        raise UsageError(sentence, f"leave out {option_name('recipe' if spec.keyframe_segments else 'keyframes')}")
 
 
 def faster_compute(spec: RunSpec, checkpoint: Checkpoint, device: jax.Device) -> ComputeType:

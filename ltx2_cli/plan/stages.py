@@ -221,7 +221,7 @@ def _measure(
     stages. Raises `UsageError` if references at their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    generated = _generated(spec, arch, size[0])
+    generated = _generated(spec, size[0])
     references = [video.reference for video in placed if video.reference]
     if last and spec.second_stage.follow_first:
         references.append(ReferenceGrid(arch.compression.latents(size[0]), ReferenceScale(last.up // last.down, 1)))
@@ -242,15 +242,12 @@ def _measure(
     return StageSize(geometry, shapes, placed, plan_windows(spec, geometry))
 
 
-def _generated(spec: RunSpec, arch: Arch, num_frames: int) -> list[tuple[float, float]]:
-    """Frames of the keyframes that a stage generates beside its clip. Raises `UsageError` for a model that was not
-    trained for any, for more than the frames between the first and the last, and for a clip of no whole segments."""
+def _generated(spec: RunSpec, num_frames: int) -> list[tuple[float, float]]:
+    """Frames of the keyframes that a stage generates beside its clip. Raises `UsageError` for more than the frames
+    between the first and the last, and for a clip of no whole segments."""
     segments = spec.keyframe_segments or ()
     if not (spec.keyframes or segments) or not spec.running.video:
         return []
-    if not arch.transformer.use_keyframes_abs_pos_embedding:
-        sentence = f"LTX-2.5 alone generates keyframes, and the model is {arch.model_version}"
-        raise UsageError(sentence, f"leave out {option_name('recipe' if segments else 'keyframes')}")
     if spec.keyframes and segments:
         sentence = f"{spec.keyframes} keyframes are asked for, and one at the end of each segment"
         raise UsageError(sentence, f"{typed('keyframes', 0)}, or {typed('keyframe_segments', [])}")

@@ -136,6 +136,8 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     assert run_program(monkeypatch, "upsample", *drafts, "-o", "up.mp4", "--save-latents", "up.safetensors") == 0
     assert "begin as noise" not in capsys.readouterr().err
     assert run_program(monkeypatch, "upsample", drafts[0], "--no-refine", "-o", "large.mp4") == 0
+    assert run_program(monkeypatch, "decode", drafts[0], "-o", "draft.mp4") == 0
+    assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 0
     assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments
     for name in ("eight", "stopped0", "stopped1", "stopped2", "up"):
         for path, clip in zip(sorted(tmp_path.glob(f"{name}-s*.safetensors")), wanted, strict=True):
@@ -184,7 +186,7 @@ def test_what_segments_and_references_cannot_take_is_refused(
 
 def test_a_model_without_keyframes_is_told_to_leave_the_recipe_out() -> None:
     with pytest.raises(UsageError, match=r"LTX-2.5 alone generates keyframes, and the model is ltx2\.3") as caught:
-        resolve(read_spec({"model": "demo", "prompt": "rain", "recipe": "dfr", "second_stage.follow_first": False}))
+        resolve(read_spec({"model": "demo", "prompt": "rain", "recipe": "dfr"}))
     assert caught.value.hint == "leave out --recipe"
 
 
