@@ -1,6 +1,7 @@
 """Keyframes first (the recipe `dfr` of LTX-2.5), against diffusers' pipeline of it from the same folder and noise."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from parity import randomise, relative_error
 from program import run_program, signal_at
-from tiny import LTX2_5, tiny_pipeline
+from tiny import LTX2_3, LTX2_5, tiny_pipeline
 from upsamplers import KINDS
 
 SIZE = {"height": 128, "width": 192, "num_frames": 49}
@@ -30,9 +31,12 @@ SIZE = {"height": 128, "width": 192, "num_frames": 49}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """With an upsampler of its own, and an in-context LoRA beside it."""
-    folder = tmp_path_factory.mktemp("model")
-    pipeline = tiny_pipeline(folder, 40, LTX2_5)
+    return with_upscaler(tmp_path_factory.mktemp("model"), LTX2_5)
+
+
+def with_upscaler(folder: Path, version: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
+    """A checkpoint with an upsampler of its own, and an in-context LoRA beside it."""
+    pipeline = tiny_pipeline(folder, 40, version)
     config = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, "use_rational_resampler": False}
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(folder / "latent_upsampler")
     write_lora(folder / "upscaler.safetensors", pipeline, ORIGINAL, 3, {"reference_downscale_factor": "2"})
@@ -46,8 +50,11 @@ def asked(model: Checkpoint, **keys: object) -> Plan:
     return resolve(read_spec({**named, **SIZE, **exact, **lora, "image_crf": 0, **keys}))
 
 
-def by_diffusers(model: Checkpoint, plan: Plan, monkeypatch: pytest.MonkeyPatch, conditions: list[Any]) -> list[Any]:
-    """Both passes of its pipeline, with its upsampler between them: the video of the last, the audio of the first."""
+def by_diffusers(
+    model: Checkpoint, plan: Plan, monkeypatch: pytest.MonkeyPatch, conditions: list[Any], slots: bool = True
+) -> list[Any]:
+    """Both passes of its pipeline, with its upsampler between them: the video of the last, the audio of the first.
+    `slots`: keyframes are generated."""
     model.pipeline.tokenizer.padding_side = "left"
     scheduler = FlowMatchEulerDiscreteScheduler()  # of a distilled folder: it computes no levels
     pipeline = LTX2DFRPipeline(**model.pipeline.components | {"scheduler": scheduler})
@@ -56,14 +63,17 @@ def by_diffusers(model: Checkpoint, plan: Plan, monkeypatch: pytest.MonkeyPatch,
     drawing = iter([torch.from_numpy(np.array(stream)) for noise in noises for stream in noise])
     monkeypatch.setattr(pipeline_ltx2_dfr, "randn_tensor", lambda shape, **others: next(drawing).reshape(shape))
     words = {"prompt": PROMPT, "num_frames": 49, "max_sequence_length": TEXT_TOKENS, "output_type": "latent"}
-    words |= {"conditions": conditions}
+    words |= {"conditions": conditions, "generate_slots": slots}
     first = pipeline(height=64, width=96, **words)
-    assert first.keyframe_positions == [24, 48]
+    assert first.keyframe_positions == ([24, 48] if slots else None)
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(model.folder / "latent_upsampler")
     upsample = LTX2LatentUpsamplePipeline(vae=pipeline.vae, latent_upsampler=upsampler)
     upsample.set_progress_bar_config(disable=True)
     large = {"latents_normalized": False, "output_type": "latent", "return_dict": False}
-    clip, keyframes = (upsample(latents=latents, **large)[0] for latents in (first.frames, first.keyframes))
+    clip, keyframes = (
+        None if latents is None else upsample(latents=latents, **large)[0]
+        for latents in (first.frames, first.keyframes)
+    )
     begin = {"latents": clip, "keyframes_latents": keyframes, "reference_latents": first.frames}
     begin |= {"audio_latents": first.audio, "keyframe_positions": first.keyframe_positions}
     pipeline.load_lora_weights(str(model.folder / "upscaler.safetensors"), adapter_name="upscaler")
@@ -91,6 +101,18 @@ def test_both_stages_equal_those_of_the_reference(
     wanted = by_diffusers(model, plan, monkeypatch, theirs)
     errors = [relative_error(got, stream) for got, stream in zip(final_latents(plan), wanted, strict=True)]
     assert max(errors) <= 2e-4
+
+
+def test_a_second_stage_follows_the_first_of_older_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without keyframes, by an in-context LoRA of LTX-2.3."""
+    model = with_upscaler(tmp_path, LTX2_3)
+    follows = {"second_stage.follow_first": True, "second_stage.keep_audio": True}
+    plan = asked(model, recipe="distilled", compat="diffusers", **follows)
+    wanted = by_diffusers(model, plan, monkeypatch, [], slots=False)
+    errors = [relative_error(got, stream) for got, stream in zip(final_latents(plan), wanted, strict=True)]
+    assert max(errors) <= 2e-4
+    without = asked(model, recipe="distilled", compat="diffusers", **follows | {"second_stage.follow_first": False})
+    assert relative_error(final_latents(without)[0], wanted[0]) > 1e-3
 
 
 @pytest.mark.slow
