@@ -188,10 +188,13 @@ def _wrong_numbers(spec: RunSpec) -> Iterator[Problem]:
 
 def _wrong_segments_of_keyframes(spec: RunSpec) -> Iterator[str]:
     """Keyframes lie where latents end."""
-    legal = Range(RANGES["num_frames"].step, MAX_FRAMES - 1, RANGES["num_frames"].step)
-    for length in spec.keyframe_segments or ():
-        if problem := legal.problem(length, "keyframe_segments: "):
-            yield f"keyframe_segments {length} is {problem}"
+    step, lengths = RANGES["num_frames"].step, list(spec.keyframe_segments or ())
+    legal = [min(max(round(length / step), 1) * step, MAX_FRAMES - 1) for length in lengths]
+    if lengths != legal:
+        sentence = (
+            f"keyframe_segments {lengths} are not lengths of {step} to {MAX_FRAMES - 1} frames in steps of {step}"
+        )
+        yield f"{sentence}; nearest: {typed('keyframe_segments', legal)}"
 
 
 def _wrong_seeds(spec: RunSpec) -> Iterator[str]:

@@ -177,6 +177,7 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
             "nearest: --num-frames 33 or 49",
         ),
         ({"num_frames": 1}, "num_frames 1 is not one frame and whole segments", "nearest: --num-frames 25"),
+        ({"keyframe_segments": [12]}, "nearest: --set 'keyframe_segments=[16]'", ""),
         ({"keyframes": 3}, "3 keyframes are asked for, and one at the end of each segment", "--keyframes 0"),
         ({"windows": 2}, "tokens beside a clip cannot be split into windows", "--windows 1"),
         ({"second_stage.lora": []}, "nothing follows the first stage's video", "--set second_stage.follow_first=false"),
