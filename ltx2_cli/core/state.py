@@ -26,9 +26,7 @@ class RunState:
     current: Streams[jax.Array | np.ndarray] | None = None  # of the batch, after its steps; None: not started
     contexts: Mapping[str, Streams[Any]] = field(default_factory=dict)  # of the text, by the name of their connectors
     history: History = ()
-    behind: np.ndarray | None = (
-        None  # as `latents`: generated keyframes, or all behind the grid that a stage begins with
-    )
+    behind: np.ndarray | None = None  # likewise video behind the grid: of keyframes, or what the stage begins with
     skipped: tuple[int, ...] = ()  # of each video, the forwards of the finished steps that skipped layers; empty: none
 
 

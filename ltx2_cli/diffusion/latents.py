@@ -1,7 +1,7 @@
 """Latents as tokens and as files, and initial noise.
 
 Tokens are float32 [videos, tokens, channels]; files hold video [1, channels, frames, height, width] and audio
-[1, channels, frames, mel], normalised, as the denoiser sees them.
+[1, channels, frames, mel], normalised, as the denoiser sees them; that of a draft also the keyframes beside its clip.
 """
 
 import re

@@ -142,7 +142,7 @@ def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stag
     checkpoint = inputs.checkpoint
     yield from _untrained(spec, checkpoint, stages)
     if any(stage.source and stage.geometry.generated > stage.source_keyframes for stage in stages):
-        yield "the keyframes of the second stage begin as noise: the latents that it upsamples have none"
+        yield "the keyframes of the second stage begin as noise: none are upsampled from the first"
     yield from _rounded(spec, checkpoint, inputs.networks)
     yield from _emulated(checkpoint.matrices(spec).transformer, stages)
     yield from _of_other_versions(inputs.lora_deltas, checkpoint.arch.model_version)

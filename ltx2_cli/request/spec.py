@@ -194,9 +194,7 @@ class RunSpec:
     image_strength: float | None  # 0 to 1: of images without one, in the stage that starts from noise; None: model's
     reference_strength: float  # 0 to 1: how much the clip and its references attend to each other
     keyframes: int  # single frames that are generated beside the clip and left out of it; of LTX-2.5
-    keyframe_segments: (
-        tuple[int, ...] | None
-    )  # lengths in frames: one that divides the clip, with a keyframe at each end
+    keyframe_segments: tuple[int, ...] | None  # lengths in frames; a keyframe ends each segment of one that divides it
     num_videos: int  # per batch; video i is the one that seed + i makes alone
     seed: tuple[int, ...] | None  # one batch each; None: a random one
     # which networks

@@ -117,6 +117,9 @@ def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> Ru
     for file, spec in zip(files, specs, strict=True):
         if others := ", ".join(sorted(key for key in first if key != "seed" and vars(spec)[key] != first[key])):
             raise UsageError(f"{file.path} was not made like {files[0].path}: {others}", "go on from them one by one")
+        if file.keyframes != files[0].keyframes:
+            counts = f"{file.path} has {file.keyframes} generated keyframes, {files[0].path} {files[0].keyframes}"
+            raise UsageError(counts, "go on from them one by one")
     if len({spec.seed for spec in specs}) < len(specs):
         raise UsageError("several of these latents have one seed", "upsample them one by one")
     merged = replace(specs[0], seed=tuple(seed for spec in specs for seed in spec.seed or ()))

@@ -13,12 +13,13 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline, pipeline_ltx2_d
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, final_latents, normalised
 from loras import ORIGINAL, write_lora
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan
 from parity import randomise, relative_error
@@ -158,6 +159,12 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     assert run_program(monkeypatch, "upsample", *drafts, "-o", "up.mp4", "--save-latents", "up.safetensors") == 0
     assert "begin as noise" not in capsys.readouterr().err
     assert run_program(monkeypatch, "upsample", drafts[0], "--no-refine", "-o", "large.mp4") == 0
+    tensors, metadata = load_file(drafts[1]), open_latents(Path(drafts[1])).metadata
+    cut = {"keyframes": tensors.pop("keyframes")[..., :1].copy()}
+    for beside, sentence in (({}, "has 0 generated keyframes, "), (cut, "has keyframes of another size than its clip")):
+        save_file({**tensors, **beside}, "other.safetensors", dict(metadata))
+        assert run_program(monkeypatch, "upsample", drafts[0], "other.safetensors", "-o", "no.mp4") == 2
+        assert sentence in capsys.readouterr().err
     assert run_program(monkeypatch, "decode", drafts[0], "-o", "draft.mp4") == 0
     assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 0
     assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments

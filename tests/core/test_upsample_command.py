@@ -279,3 +279,17 @@ def test_a_draft_needs_a_recipe_of_two_stages(
     assert "no file is named" in capsys.readouterr().err
     assert run_program(monkeypatch, *asked, "--save-latents", str(tmp_path / "l.safetensors")) == 2
     assert "the recipe one_stage has one stage" in capsys.readouterr().err
+
+
+def test_a_draft_keeps_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And with it the sampler of its second stage; another recipe is one that is asked for."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "1", "--seed", "3"]
+    words = ["--model", "demo", "--recipe", "hq", "--draft", "--save-latents", "draft.safetensors"]
+    assert run_program(monkeypatch, "generate", "a red ball", *words, *small) == 0
+    for more, said in (([], "3 steps, sampler res_2s, 7 forwards"), (["--set", "recipe=two_stage"], "3 steps, passes")):
+        capsys.readouterr()
+        assert run_program(monkeypatch, "upsample", "draft.safetensors", "--dry-run", *more) == 0
+        assert said in capsys.readouterr().out
