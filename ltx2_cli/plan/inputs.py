@@ -102,11 +102,9 @@ def _check_follows(second: SecondStage) -> None:
     in-context LoRA, or for one of another size."""
     by = second.upsampler.upsampling
     if by.time > 1 or by.up % by.down:
-        sentence = "the second stage follows the first one's video, and its upsampler"
         adds = "adds frames" if by.time > 1 else f"enlarges by {by.up}/{by.down}"
-        raise UsageError(
-            f"{sentence} {adds}", f"{typed('second_stage.upsampler', 'FILE')} that doubles height and width"
-        )
+        hint = f"{typed('second_stage.upsampler', 'FILE')} that doubles height and width"
+        raise UsageError(f"the second stage follows the first one's video, and its upsampler {adds}", hint)
     scales = [(lora, scale) for lora, _ in second.loras if (scale := reference_scale(lora))]
     if not scales:
         hint = f"{typed('second_stage.lora', ['FILE'])} of one, or {typed('second_stage.follow_first', value=False)}"

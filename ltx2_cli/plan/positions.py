@@ -8,10 +8,12 @@ import numpy as np
 
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.diffusion.geometry import Geometry, ReferenceGrid, ReferenceScale, VAECompression
+from ltx2_cli.errors import UsageError
 from ltx2_cli.media.images import mean_light
 from ltx2_cli.media.videos import Video
 from ltx2_cli.plan.edit import first_shown
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import SHOWN
 
 LEAST_BIAS = -10_000  # of a score, where the strength is 0 and the bias linear
@@ -72,13 +74,33 @@ def place_videos(
 
 
 def generated_keyframes(spec: RunSpec, num_frames: int) -> list[tuple[float, float]]:
-    """Frames that the keyframes which are generated beside a stage's clip of `num_frames` span: the last of each
-    segment, or evenly spaced between the first and the last of the clip."""
-    if length := segment_length(spec.num_frames, spec.keyframe_segments or ()):
-        places = np.linspace(0, num_frames - 1, (spec.num_frames - 1) // length + 1)[1:]
+    """Frames that the keyframes span which are generated beside a stage's clip of `num_frames`: the last of each
+    segment, or evenly spaced between the first and the last of the clip. Raises `UsageError` for more than there are
+    between these, and for a clip of no whole segments."""
+    segments = spec.keyframe_segments or ()
+    if not (spec.keyframes or segments) or not spec.running.video:
+        return []
+    if spec.keyframes and segments:
+        sentence = f"{spec.keyframes} keyframes are asked for, and one at the end of each segment"
+        raise UsageError(sentence, f"{typed('keyframes', 0)}, or {typed('keyframe_segments', [])}")
+    if spec.keyframes > (between := max(num_frames - 2, 0)):
+        sentence = f"{spec.keyframes} keyframes do not fit between the first and the last of {num_frames} frames"
+        raise UsageError(sentence, f"nearest: {typed('keyframes', between)}")
+    if segments:
+        count = (spec.num_frames - 1) // _checked_segment(spec.num_frames, segments)
+        places = np.linspace(0, num_frames - 1, count + 1)[1:]
     else:
         places = np.round(np.linspace(0, num_frames - 1, spec.keyframes + 2))[1:-1]  # halves to even
     return [(place, place + 1) for place in places.tolist()]
+
+
+def _checked_segment(num_frames: int, lengths: Sequence[int]) -> int:
+    """The length of the segments of a clip. Raises `UsageError` for one that is not one frame and whole segments."""
+    if length := segment_length(num_frames, lengths):
+        return length
+    known, nearest = (" or ".join(map(str, each)) for each in (lengths, _nearest_segmented(num_frames, lengths)))
+    sentence = f"num_frames {num_frames} is not one frame and whole segments of {known}"
+    raise UsageError(sentence, f"nearest: {typed('num_frames', nearest)}")
 
 
 def segment_length(num_frames: int, lengths: Sequence[int]) -> int:
@@ -86,7 +108,7 @@ def segment_length(num_frames: int, lengths: Sequence[int]) -> int:
     return max((length for length in lengths if num_frames > 1 and (num_frames - 1) % length == 0), default=0)
 
 
-def nearest_segmented(num_frames: int, lengths: Sequence[int]) -> list[int]:
+def _nearest_segmented(num_frames: int, lengths: Sequence[int]) -> list[int]:
     """The nearest lengths of a clip, not longer and not shorter, that a whole number of segments makes."""
     counts = {length: (num_frames - 1) / length for length in lengths}
     below = max((int(count) * length for length, count in counts.items()), default=0)

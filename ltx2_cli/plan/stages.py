@@ -28,14 +28,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.positions import (
-    PlacedVideo,
-    generated_keyframes,
-    nearest_segmented,
-    place_videos,
-    reference_weights,
-    segment_length,
-)
+from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
 from ltx2_cli.plan.windows import ClipWindow, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
@@ -221,7 +214,7 @@ def _measure(
     stages. Raises `UsageError` if references at their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    generated = _generated(spec, size[0])
+    generated = generated_keyframes(spec, size[0])
     references = [video.reference for video in placed if video.reference]
     if last and spec.second_stage.follow_first:
         references.append(ReferenceGrid(arch.compression.latents(size[0]), ReferenceScale(last.up // last.down, 1)))
@@ -240,32 +233,6 @@ def _measure(
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
     return StageSize(geometry, shapes, placed, plan_windows(spec, geometry))
-
-
-def _generated(spec: RunSpec, num_frames: int) -> list[tuple[float, float]]:
-    """Frames of the keyframes that a stage generates beside its clip. Raises `UsageError` for more than the frames
-    between the first and the last, and for a clip of no whole segments."""
-    segments = spec.keyframe_segments or ()
-    if not (spec.keyframes or segments) or not spec.running.video:
-        return []
-    if spec.keyframes and segments:
-        sentence = f"{spec.keyframes} keyframes are asked for, and one at the end of each segment"
-        raise UsageError(sentence, f"{typed('keyframes', 0)}, or {typed('keyframe_segments', [])}")
-    if spec.keyframes > (between := max(num_frames - 2, 0)):
-        sentence = f"{spec.keyframes} keyframes do not fit between the first and the last of {num_frames} frames"
-        raise UsageError(sentence, f"nearest: {typed('keyframes', between)}")
-    if segments:
-        _check_segments(spec.num_frames, segments)
-    return generated_keyframes(spec, num_frames)
-
-
-def _check_segments(num_frames: int, lengths: Sequence[int]) -> None:
-    """Raise `UsageError` for a clip that is not one frame and a whole number of segments of one of these lengths."""
-    if segment_length(num_frames, lengths):
-        return
-    known, nearest = (" or ".join(map(str, each)) for each in (lengths, nearest_segmented(num_frames, lengths)))
-    sentence = f"num_frames {num_frames} is not one frame and whole segments of {known}"
-    raise UsageError(sentence, f"nearest: {typed('num_frames', nearest)}")
 
 
 def build_stages(

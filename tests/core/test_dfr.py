@@ -16,12 +16,18 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, final_latents, normalised
+from devices import tpus
 from loras import ORIGINAL, write_lora
 from ltx2_cli import read_spec, resolve
+from ltx2_cli.core.bench import measure_steps
+from ltx2_cli.core.report import Report
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.diffusion.latents import open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.plan.inputs import STAGE2_DENOISER
+from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.plan.stages import InitialLatents
 from parity import randomise, relative_error
 from program import run_program, signal_at
 from tiny import LTX2_3, LTX2_5, tiny_pipeline
@@ -227,3 +233,38 @@ def test_lengths_are_of_whole_segments(model: Checkpoint, monkeypatch: pytest.Mo
     for seconds, fps, frames in (("5s", 25, 121), ("4s", 24, 97), ("1.7s", 24, 33)):
         assert run_program(monkeypatch, "generate", "rain", *words, "--duration", seconds, "--fps", str(fps)) == 0
         assert f"{frames} frames" in capsys.readouterr().out
+
+
+def test_the_published_files_are_planned_without_them() -> None:
+    """By their names alone: the sizes that the docs state, and a LoRA whose rank is not known."""
+    asked_for = read_spec(prompt="rain", model="ltx2.5", recipe="dfr", num_frames=121)
+    plan = plan_offline(asked_for, tpus("TPU v6 lite", 8))
+    assert [stage.geometry.token_counts for stage in plan.stages] == [(8160, 5 * 510), (32640, 5 * 2040, 8160)]
+    assert sum(plan.stages[1].geometry.token_counts) == 51_000
+    assert [stage.network for stage in plan.stages] == [DENOISER, STAGE2_DENOISER]
+    assert [(stage.sampler, stage.steps, stage.keep_audio) for stage in plan.stages] == [
+        ("euler", 8, False),
+        ("euler", 3, True),
+    ]
+    assert not [warning for warning in plan.warnings if "distilled" in warning]
+
+
+def test_a_second_stage_says_which_keyframes_it_begins_with(model: Checkpoint) -> None:
+    """Those of the first stage, also where their number is given; noise where saved latents have none."""
+    noise = "the keyframes of the second stage begin as noise"
+    plan = asked(model, keyframes=2, keyframe_segments=[])
+    assert [stage.geometry.generated for stage in plan.stages] == [2, 2]
+    assert plan.stages[1].source_keyframes == 2
+    assert noise not in " ".join(plan.warnings)
+    assert "the recipe `dfr` is not for it" in " ".join(plan.warnings)  # of a scheduler that computes its levels
+    source = InitialLatents(plan.stages[0].shapes, 24.0)
+    alone = resolve(plan.spec, source)
+    assert alone.stages[0].source_keyframes == 0
+    assert noise in " ".join(alone.warnings)
+    assert resolve(plan.spec, source._replace(keyframes=2)).stages[0].source_keyframes == 2
+
+
+def test_steps_of_both_stages_are_measured(model: Checkpoint) -> None:
+    short = {"sigmas": [1.0, 0.5, 0.0], "second_stage.sigmas": [0.9, 0.5, 0.0], "num_frames": 25}
+    _, seconds = measure_steps(asked(model, **short), Report())
+    assert [len(steps) for steps in seconds] == [2, 2]
