@@ -24,6 +24,7 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
+from ltx2_cli.plan.audio_tiles import decode_audio
 from ltx2_cli.plan.decoding import VIDEO_AXIS, DecodePlan, decode_tiled
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
@@ -154,7 +155,8 @@ def _waveforms(
 
     def part(networks: tuple[AudioVAE, Vocoder | VocoderWithBWE], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         audio_vae, vocoder = networks
-        waveform = vocoder(audio_vae.decode(tokens))
+        assert decoding.audio_tiles
+        waveform = decode_audio(audio_vae, vocoder, tokens, decoding.audio_tiles)
         return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all().reshape(1)
 
     where = decoding.tokens.spec

@@ -136,18 +136,18 @@ def compute_seconds(plan: Plan, phase: str, chip: Chip) -> float:
 def decoding_flops(plan: Plan) -> Streams[float]:
     """Operations of one device to decode all videos and audio of a run; audio is not split."""
     _, _, *size = plan.latent_shapes.video
-    instants, video, audio = plan.stages[-1].geometry.audio_frames, 0.0, 0.0
+    video, audio = 0.0, 0.0
     if isinstance(tiles := plan.decoding.tiles, PixelTiles):
         whole, tile = diffusion_decoder_flops(plan.network(DIFFUSION_DECODER), tiles, (size[0], size[1], size[2]))
         one = whole + tile * -(-math.prod(tiles.counts) // plan.decoding.mesh.shape[TILE_AXIS])
         video = float(one * -(-plan.batch_size // plan.decoding.videos))
     elif plan.spec.running.video:
         video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
-    if plan.spec.running.audio and plan.input_audio is None:
-        coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae
-        one = spectrogram_flops(coder, instants, arch.latent_mels)
-        one += vocoder_flops(plan.network("vocoder"), arch.instants(instants))
-        audio = one * -(-plan.batch_size // plan.decoding.videos)
+    if audio_tiles := plan.decoding.audio_tiles:
+        coder, arch, latents = plan.network("audio_vae").decoder, plan.arch.audio_vae, audio_tiles.axis.read_size
+        one = spectrogram_flops(coder, latents, arch.latent_mels)
+        one += vocoder_flops(plan.network("vocoder"), arch.instants(latents))
+        audio = float(one * audio_tiles.number * -(-plan.batch_size // plan.decoding.videos))
     return Streams(video, audio)
 
 

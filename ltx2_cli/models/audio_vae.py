@@ -15,6 +15,7 @@ from ltx2_cli.nn.layers import Conv
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-6
+CAUSAL = 2  # instants before its own that a convolution reads
 MIDDLE = ("block_1", "block_2")  # the residual blocks between the levels and the latents
 
 
@@ -71,12 +72,22 @@ class AudioVAEArch(NetworkArch):
         return sizes
 
     @property
+    def past(self) -> float:
+        """Latents before its own that the decoder reads for an instant."""
+        convolutions = 2 * (self.num_res_blocks + 1)
+        past, rate = float(CAUSAL * (1 + 2 * len(MIDDLE) + convolutions)), 1
+        for _ in self.ch_mult[1:]:
+            rate *= 2
+            past += CAUSAL * (1 + convolutions) / rate
+        return past + CAUSAL / rate
+
+    @property
     def mel_channels(self) -> int:
         """Mel bins of all channels of the audio."""
         return self.output_channels * self.mel_bins
 
 
-def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = 3) -> Conv:
+def causal_conv(scope: Scope, d_in: int, d_out: int, window: int = CAUSAL + 1) -> Conv:
     """A convolution that keeps the spectrogram's size: zeros before it in time, on both sides in mel."""
     return Conv(scope / "conv", (window, window, d_in, d_out), ((window - 1, 0), (window // 2, window // 2)))
 

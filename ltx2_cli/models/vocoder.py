@@ -59,6 +59,26 @@ class VocoderArch(NetworkArch):
         return sizes
 
     @property
+    def reach(self) -> float:
+        """Instants on each side of its own that a sample is made from."""
+        filters = self.antialias * self.antialias_kernel_size / self.antialias_ratio  # of an activation: up and down
+        reach, rate = float(OUTER_WINDOW // 2), 1
+        blocks = [
+            sum((dilation + 1) * (window // 2) + 2 * filters for dilation in dilations)
+            for window, dilations in zip(self.resnet_kernel_sizes, self.resnet_dilations, strict=True)
+        ]
+        for window, factor in zip(self.upsample_kernel_sizes, self.upsample_factors, strict=True):
+            reach += window / factor / rate
+            rate *= factor
+            reach += max(blocks) / rate
+        return reach + (filters + OUTER_WINDOW // 2) / rate
+
+    @property
+    def period(self) -> int:
+        """A spectrogram cut at multiples of so many instants gives samples in the places of the whole one's."""
+        return 1
+
+    @property
     def spectra_rate(self) -> float:
         """Spectra for each second of audio."""
         return self.output_sampling_rate / math.prod(self.upsample_factors)
@@ -112,6 +132,15 @@ class VocoderWithBWEArch(VocoderArch):
     output_sampling_rate: int = 48000
 
     model_version = LTX2_3
+
+    @property
+    def reach(self) -> float:
+        hops = self.bwe.reach + self.window_length / self.hop_length
+        return super().reach + hops * self.hop_length / math.prod(self.upsample_factors)
+
+    @property
+    def period(self) -> int:
+        return self.hop_length // math.gcd(self.hop_length, math.prod(self.upsample_factors))
 
     @property
     def spectra_rate(self) -> float:

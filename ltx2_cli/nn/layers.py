@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import active, device
-from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape
+from ltx2_cli.units import FLOAT32_BYTES
+from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape, Weight
 from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate_groups
 
 SINUSOID_WIDTH = 256
@@ -182,6 +183,11 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
     layout, exact = (f"N{axes}C", f"{axes}IO", f"N{axes}C"), precision(x.dtype)
     steps = (stride,) * rank, padding, None, (dilation,) * rank
     return jax.lax.conv_general_dilated(x, kernel, *steps, dimension_numbers=layout, precision=exact)
+
+
+def convolved_itemsize(kernel: Weight, platform: str) -> int:
+    """Bytes of a value in a convolution's result: on a CPU it is float32."""
+    return FLOAT32_BYTES if platform == "cpu" else kernel.dtype.itemsize
 
 
 def convolve_by_taps(

@@ -1,4 +1,4 @@
-"""Tiles along one axis of a video."""
+"""Tiles along one axis of a video, or along time of its audio."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,11 +16,11 @@ class AxisTiling:
 
 
 @lru_cache(maxsize=1024)
-def tile_axis(length: int, count: int, halo: int, shared: int) -> AxisTiling:
-    """Split `length` into `count` tiles of one size. A tile reads `halo` positions on each side of those it writes;
-    neighbours both write at least `shared` positions."""
+def tile_axis(length: int, count: int, halo: int, shared: int, after: int | None = None) -> AxisTiling:
+    """Split `length` into `count` tiles of one size. A tile reads `halo` positions before those it writes, and `after`
+    behind them, by default as many; neighbours both write at least `shared` positions."""
     write = -(-(length - shared) // count) + shared
-    read = min(length, write + 2 * halo)
+    read = min(length, write + halo + (halo if after is None else after))
     write_starts = tuple(min(tile * (write - shared), length - write) for tile in range(count))
     read_starts = tuple(min(max(start - halo, 0), length - read) for start in write_starts)
     return AxisTiling(read, read_starts, write, write_starts)

@@ -14,31 +14,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder
 from ltx2_cli.models.networks import Networks
 from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoVAE
-from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.nn.layers import IMAGE_AXES, convolved_itemsize
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
+from ltx2_cli.plan.audio_tiles import UNDECODED, AudioTiles, PlannedAudio
 from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
 from ltx2_cli.plan.pixel_tiles import PixelTiles, tile_pixels
 from ltx2_cli.request.spec import Decoder
 from ltx2_cli.request.spelling import typed
-from ltx2_cli.units import FLOAT32_BYTES
-from ltx2_cli.weights.declare import Weight, kinds, weights
+from ltx2_cli.weights.declare import kinds
 from ltx2_cli.weights.quantized_matrix import bytes_on_device
 
 WHITE, DEEP_WHITE = 2**8 - 1, 2**16 - 1  # the highest level of a colour in 8 and in 16 bits
+COLOURS = (1, 1, 3)  # numbers of levels for a pixel along frames, height and width
 SHARED = (1, 0, 0)  # positions along each axis that neighbouring tiles both write
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
-# Live activations of the audio decoder's program, in sizes of the largest one, by platform; other chips keep all. From
-# `memory_analysis()` of libtpu 0.0.42 and XLA for CPUs and CUDA with jax 0.10.2; `tests/estimate/test_phases.py` has
-# the figures.
-AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
-# By the same means, those of a tile in the diffusion decoder's program, in sizes of its tokens in the fifth stage.
+# Live activations of a tile in the diffusion decoder's program, in sizes of its tokens in the fifth stage, by platform;
+# measured as `AUDIO_BUFFERS` are.
 TOKEN_BUFFERS = {"cpu": 15, "gpu": 10, "tpu": 16}
 
 
@@ -106,24 +102,7 @@ def _decode_bytes(
     if seen is None:
         return LIVE_BUFFERS * max(sizes) * itemsize + frames
     at_once = LIVE_BUFFERS * max(*sizes[: cut + 1], seen * max(sizes[cut:])) + sizes[cut]
-    return round(at_once * itemsize) + 2 * frames
-
-
-def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
-    """Approximate bytes on a device to decode audio of this number of latents, without the weights."""
-    decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
-    itemsize = _convolved_itemsize(device, decoder.conv_in.kernel)
-    sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
-    sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
-    if known and known.keeps_activations:
-        read = (*weights(decoder), *weights(networks.vocoder))
-        return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
-    return AUDIO_BUFFERS[device.platform] * max(sizes)
-
-
-def _convolved_itemsize(device: jax.Device, kernel: Weight) -> int:
-    """Bytes of a value in a convolution's result: on a CPU it is float32."""
-    return FLOAT32_BYTES if device.platform == "cpu" else kernel.dtype.itemsize
+    return round(at_once * itemsize) + frames
 
 
 def decode_tiled(
@@ -141,14 +120,19 @@ def decode_tiled(
     frames, height, width = (axis.write_size * times for axis, times in zip(cuts, scales, strict=True))
     kept = frames - (scales[0] - 1), height, width
 
-    def tile(start: jax.Array, skipped: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def tile(clip: jax.Array, starts: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        start, skipped, place = starts
         seen = _part(x, start, [axis.read_size for axis in cuts])
-        return _levels(_part(decoder.tail(seen, tiles.cut), skipped, kept), white)
+        levels, finite = _levels(_part(decoder.tail(seen, tiles.cut), skipped, kept), white)
+        return jax.lax.dynamic_update_slice(clip, levels, (0, *place)), finite
 
     read_starts = np.array(list(product(*(axis.read_starts for axis in cuts))))
     write_starts = np.array(list(product(*(axis.write_starts for axis in cuts))))
-    pieces, finite = jax.lax.map(lambda starts: tile(*starts), (read_starts, (write_starts - read_starts) * scales))
-    return _assemble(pieces, write_starts * scales), finite.all()
+    skipped, places = (write_starts - read_starts) * scales, write_starts * np.multiply(scales, COLOURS)
+    size = places[-1] + np.multiply(kept, COLOURS)
+    clip = jnp.zeros_like(x, level_type(white), (len(x), *size.tolist()))
+    clip, finite = jax.lax.scan(tile, clip, tuple(map(jnp.asarray, (read_starts, skipped, places))))
+    return clip, finite.all()
 
 
 def _part(x: jax.Array, start: jax.Array, size: Sequence[int]) -> jax.Array:
@@ -167,15 +151,6 @@ def _levels(pixels: jax.Array, white: int) -> tuple[jax.Array, jax.Array]:
     return levels.reshape(*pixels.shape[:3], -1), jnp.isfinite(pixels).all()
 
 
-def _assemble(pieces: jax.Array, places: np.ndarray) -> jax.Array:
-    """Join tiles [tile, videos, frames, height, width · 3] that begin at `places`."""
-    size = places.max(axis=0) + np.array([*pieces.shape[2:4], pieces.shape[4] // 3])
-    whole = jnp.zeros((pieces.shape[1], *size[:2], size[2] * 3), pieces.dtype)
-    for piece, (frame, row, column) in zip(pieces, places, strict=True):
-        whole = jax.lax.dynamic_update_slice(whole, piece, (0, frame, row, column * 3))
-    return whole
-
-
 VIDEO_AXIS = "videos"  # of the mesh
 TILE_AXIS = "tiles"  # of the diffusion decoder; devices of another one do the same work along it
 LEAST_PART = 2  # latents along a split side: a mirrored border repeats the second
@@ -191,6 +166,7 @@ class DecodePlan:
     tiles: Tiles | PixelTiles | None
     video_bytes: int  # approximate, on each device, to decode the video, without weights
     audio_bytes: int  # to decode the audio; 0: there is none
+    audio_tiles: AudioTiles | None
     at_once: bool  # whether video and audio are decoded concurrently
     videos: int  # decoded at a time
     whole: NamedSharding  # of weights: replicated
@@ -206,8 +182,7 @@ class DecodePlan:
     def deep(self, frames: int, height: int, width: int) -> "DecodePlan":
         """The plan for a clip of this size with levels of 16 bits. The diffusion decoder's are made on the host."""
         parts = math.prod(self.mesh.shape[axis] for axis in IMAGE_AXES)
-        copies = 0 if isinstance(self.tiles, PixelTiles) else 2 if self.tiles else 1  # as in `video_decode_bytes`
-        further = copies * 3 * frames * height * width // parts
+        further = 0 if isinstance(self.tiles, PixelTiles) else 3 * frames * height * width // parts
         return replace(self, white=DEEP_WHITE, video_bytes=self.video_bytes + further)
 
 
@@ -229,13 +204,19 @@ class _Split(NamedTuple):
 
 
 def plan_tiling(
-    decoder: VideoDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio_bytes: int = 0
+    decoder: VideoDecoder,
+    videos: int,
+    size: Extent,
+    devices: np.ndarray,
+    decode_budget: float,
+    audio: PlannedAudio = UNDECODED,
 ) -> DecodePlan:
     """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
     layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents;
-    `audio_bytes`: of its audio's activations."""
+    `audio`: the
+    plan of its audio."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
-    itemsize = _convolved_itemsize(devices[0], decoder.conv_in.kernel)
+    itemsize = convolved_itemsize(decoder.conv_in.kernel, devices[0].platform)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
     choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the work and the bytes of each
     for cut in (None, *reversed(upsampling)):
@@ -248,11 +229,21 @@ def plan_tiling(
             break
     else:
         _, needed, split, tiles = min(choices, key=itemgetter(1))
-    return _decode_plan(devices, split, tiles, (needed, audio_bytes), decode_budget)
+    return _decode_plan(devices, split, tiles, needed, audio, decode_budget)
+
+
+def window_budget(
+    decoder: VideoDecoder, videos: int, size: Extent, window: int, devices: np.ndarray, decode_budget: float
+) -> float:
+    """Bytes of a device to decode this number of a long clip's latent frames, and for all its frames; at most
+    `decode_budget`. `size`: of a whole video's latents."""
+    plan = plan_tiling(decoder, videos, (window, *size[1:]), devices, decode_budget)
+    (extent, _), parts = activations(decoder, size)[-1], math.prod(plan.mesh.shape[axis] for axis in IMAGE_AXES)
+    return min(decode_budget, plan.video_bytes + 3 * math.prod(extent) * decoder.patch_size**2 // parts)
 
 
 def plan_pixel_tiles(
-    decoder: DiffusionDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio_bytes: int
+    decoder: DiffusionDecoder, videos: int, size: Extent, devices: np.ndarray, decode_budget: float, audio: PlannedAudio
 ) -> DecodePlan:
     """As `plan_tiling`, for the diffusion decoder, whose tiles are the same on all devices: the split of videos and
     tiles with the fewest tiles one after another. Raises `UsageError` for a clip smaller than a window of attention."""
@@ -268,7 +259,7 @@ def plan_pixel_tiles(
 
     at_once = min(divisors(devices.size), key=turns)
     needed = _pixel_decode_bytes(tiles, size, decoder.conv_in.kernel.dtype.itemsize, devices[0].platform)
-    plan = _decode_plan(devices, _Split(at_once, 1, 1), tiles, (needed, audio_bytes), decode_budget)
+    plan = _decode_plan(devices, _Split(at_once, 1, 1), tiles, needed, audio, decode_budget)
     return replace(plan, at_once=False)
 
 
@@ -282,13 +273,18 @@ def _pixel_decode_bytes(tiles: PixelTiles, size: Extent, itemsize: int, platform
 
 
 def _decode_plan(
-    devices: np.ndarray, split: _Split, tiles: Tiles | PixelTiles | None, needed: tuple[int, int], budget: float
+    devices: np.ndarray,
+    split: _Split,
+    tiles: Tiles | PixelTiles | None,
+    video_bytes: int,
+    audio: PlannedAudio,
+    budget: float,
 ) -> DecodePlan:
-    """`needed`: bytes for the video and for the audio."""
     mesh = _mesh(devices, split)
     axes = ((), (VIDEO_AXIS,), (VIDEO_AXIS, None, *IMAGE_AXES))
     whole, tokens, latents = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
-    return DecodePlan(mesh, tiles, *needed, sum(needed) <= budget, split.videos, whole, tokens, latents)
+    at_once = video_bytes + audio.bytes <= budget
+    return DecodePlan(mesh, tiles, video_bytes, audio.bytes, audio.tiles, at_once, split.videos, whole, tokens, latents)
 
 
 def image_mesh(devices: np.ndarray, size: Extent) -> Mesh:

@@ -17,7 +17,8 @@ from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, request_warnings, stages
-from ltx2_cli.plan.decoding import DecodePlan, audio_decode_bytes, bytes_left_after, plan_pixel_tiles, plan_tiling
+from ltx2_cli.plan.audio_tiles import UNDECODED, plan_audio
+from ltx2_cli.plan.decoding import DecodePlan, bytes_left_after, plan_pixel_tiles, plan_tiling, window_budget
 from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER, PlanInputs, network_values, open_inputs
 from ltx2_cli.plan.layout import check_reference_layout, choose_layout, layout_warnings
@@ -235,12 +236,18 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
         decode_budget = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
     # without video, one latent frame: the mesh is also that of the audio
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
-    audio_bytes = 0
+    windows, audio = len(last.windows), UNDECODED
     if spec.running.audio and inputs.input_audio is None:
-        audio_bytes = audio_decode_bytes(inputs.checkpoint.arch, networks, clip.audio_frames, devices[0])
-    options = spec.num_videos, size, devices, decode_budget, audio_bytes
+        arch = inputs.checkpoint.arch
+        audio = plan_audio(arch, networks, clip.audio_frames, windows, devices[0], decode_budget)
     if networks.diffusion_decoder:
-        return plan_pixel_tiles(networks.diffusion_decoder, *options), decode_budget
+        plan = plan_pixel_tiles(networks.diffusion_decoder, spec.num_videos, size, devices, decode_budget, audio)
+        return plan, decode_budget
     assert networks.vae is not None
-    decoding = plan_tiling(networks.vae.decoder, *options)
+    decoder, budget = networks.vae.decoder, decode_budget
+    if (
+        windows > 1 and spec.vae_memory_gb is None
+    ):  # a long clip is decoded in the memory of a window, beside its frames
+        budget = window_budget(decoder, spec.num_videos, size, last.window(0).geometry.frames, devices, budget)
+    decoding = plan_tiling(decoder, spec.num_videos, size, devices, budget, audio)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget
