@@ -6,17 +6,15 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
-from functools import lru_cache
-from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from ltx2_cli.artifacts.files import file_state, folder_state
 from ltx2_cli.artifacts.tensor_file import misfits, read_tensors, write_tensors
+from ltx2_cli.core.cache_folder import cached_file, delete_oldest
 from ltx2_cli.core.provenance import network_files
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import RunError, UsageError
@@ -26,7 +24,6 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import Streams
 
 MOST_BYTES = 2**31  # of the folder: about forty pairs of prompts of LTX-2.3
-LIBRARIES = ("ltx2", "jax", "jaxlib", "transformers", "tokenizers", "torch", "torchax")
 XLA_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that may change a program's last bits
 TRUNCATED = "truncated"  # metadata key: the prompts that lost their end, as JSON
 
@@ -74,25 +71,15 @@ def keep_contexts(plan: Plan, name: str, encoded: EncodedPrompts) -> None:
     with suppress(RunError, OSError):
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays, {TRUNCATED: json.dumps(encoded.truncated)})
-        total = 0
-        for file in sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True):
-            total += file.stat().st_size
-            if total > MOST_BYTES:
-                file.unlink()
+        delete_oldest(path.parent, MOST_BYTES)
 
 
 def _path(plan: Plan, name: str) -> Path | None:
-    """The file of contexts; None where nothing is kept: without a cache of programs, and on several hosts, which would
-    have to agree on what each of them has."""
-    settings: Any = jax.config  # its options are attributes without types
-    folder = settings.jax_compilation_cache_dir
-    if not settings.jax_enable_compilation_cache or not folder or "://" in folder or jax.process_count() > 1:
-        return None
+    """The file of contexts; None where nothing is kept."""
     try:
-        key = sha256(repr([*_facts(plan, name)]).encode()).hexdigest()
+        return cached_file("contexts", _facts(plan, name), ".safetensors")
     except OSError:  # a file of the checkpoint is gone; the run has it open, or says so
         return None
-    return Path(folder) / "contexts" / f"{key}.safetensors"
 
 
 def _facts(plan: Plan, name: str) -> Iterator[object]:
@@ -108,11 +95,3 @@ def _facts(plan: Plan, name: str) -> Iterator[object]:
     yield from (dict(plan.sharding.mesh.shape), device.device_kind, device.client.platform_version)
     yield [getattr(plan.sharding, field.name) for field in fields(plan.sharding) if field.name != "mesh"]
     yield [os.environ.get(variable) for variable in XLA_VARIABLES]
-    yield _program()
-
-
-@lru_cache(maxsize=1)
-def _program() -> tuple[object, ...]:
-    """The versions of the libraries, and the state of each file of this package: who changes one sees what it does."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return *map(metadata.version, LIBRARIES), *map(file_state, files)

@@ -1,7 +1,8 @@
 """Prompts to text contexts: every distinct prompt once, by the text encoder and the connectors, or from the cache."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from ltx2_cli.core.advice import CONNECT_TEXT, ENCODE_TEXT, memory_for
 from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.context_cache import EncodedPrompts, keep_contexts, read_contexts
+from ltx2_cli.core.exported import ExportedFunction, exported_function
 from ltx2_cli.core.programs import Program, as_abstract
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import NotFiniteError
@@ -60,11 +62,12 @@ def text_programs(plan: Plan, names: Sequence[str]) -> list[Program]:
     """The programs that encode the plan's prompts. Raises `UsageError` for a text encoder that cannot be computed."""
     if not names:
         return []
-    from ltx2_cli.models.gemma_torch import build_torch_module
-
-    arch = plan.arch.text_encoder
-    build_torch_module(arch.config, arch.where)  # now, in this thread: others lower the programs
     encoder = [_encoder_program(plan)] if plan.compile_text_encoder else []
+    if not any(isinstance(each.function, ExportedFunction) and each.function.is_known() for each in encoder):
+        from ltx2_cli.models.gemma_torch import build_torch_module
+
+        arch = plan.arch.text_encoder
+        build_torch_module(arch.config, arch.where)  # now, in this thread: others lower the programs
     return [*encoder, *(_connector_program(plan, name) for name in names)]
 
 
@@ -87,8 +90,15 @@ def _encoder_program(plan: Plan) -> Program:
     """Tokens and mask [prompts, tokens] to hidden states, and whether they are finite."""
     shape = plan.prompts_at_once, plan.text_tokens
     tokens = as_abstract((np.empty(shape, np.int32), np.empty(shape, bool)), text_sharding(plan, 1))
-    function = jitted(_states, (text_sharding(plan, 2), plan.sharding.replicated), where=text_sharding(plan, 2))
-    return network_program(plan, "text encoder", ["text_encoder"], function, *tokens)
+    out = text_sharding(plan, 2), plan.sharding.replicated
+    function = jitted(_states, out, where=text_sharding(plan, 2))
+    program = network_program(plan, "text encoder", ["text_encoder"], function, *tokens)
+    return replace(program, function=exported_function(program, out, _encoder_facts(plan)) or function)
+
+
+def _encoder_facts(plan: Plan) -> Iterator[object]:
+    yield replace(plan.arch.text_encoder, where="")
+    yield plan.sharding.mesh.devices.flat[0].client.platform_version
 
 
 def _connector_program(plan: Plan, name: str) -> Program:
@@ -104,6 +114,9 @@ def _connector_program(plan: Plan, name: str) -> Program:
 def _hidden_states(tokens: Tokens, plan: Plan, components: Components, report: Report) -> list[jax.Array]:
     where, size = text_sharding(plan, 2), plan.prompts_at_once
     run = _encoder_program(plan) if plan.compile_text_encoder else partial(_states, where=where)
+    if isinstance(run, Program) and isinstance(run.function, ExportedFunction) and run.function.damaged:
+        with report.activity(f"trace again: {run.function.path} was damaged"):
+            run.function.damaged = False
     batches = [slice(row, row + size) for row in range(0, len(tokens.ids), size)]
     with (
         memory_for(ENCODE_TEXT, plan),

@@ -14,6 +14,10 @@ from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, read_json
 
 TOKENIZER, TOKENIZER_TENSOR, ASSET = "tokenizer.json", "tokenizer_json", "hf_asset__"  # the file; its name in another
 OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # of a tokenizer
+TOKENIZER_CLASSES = {  # of transformers, by the name in a config
+    **dict.fromkeys(("GemmaTokenizer", "GemmaTokenizerFast"), "GemmaTokenizer"),
+    **dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), "TokenizersBackend"),
+}
 TURN, END_OF_TURN = "<start_of_turn>", "<end_of_turn>"  # tokens of chats
 
 
@@ -64,17 +68,24 @@ def tokenise(place: Path, prompts: Sequence[str], max_length: int) -> Tokens:
 
 def _open(place: Path) -> Any:
     """The tokenizer of transformers at `place`. Raises `UsageError` where it cannot read it."""
-    from transformers import AutoTokenizer
-
     try:
         with _unpacked(place) as folder:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+            tokenizer = _class(folder).from_pretrained(folder, local_files_only=True, padding_side="left")
     except Exception as error:  # what its parser in Rust raises is of this class itself
         reason = " ".join(str(error).split())
         raise UsageError(f"{place} holds no tokenizer that transformers can read: {reason}", AGAIN) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _class(folder: Path) -> Any:
+    """The class that transformers finds for a folder. What finds it imports torch, these classes do not."""
+    import transformers
+
+    config = folder / OPTIONAL_FILES[0]
+    stated = read_json(config, config).get("tokenizer_class") if config.is_file() else None
+    return getattr(transformers, TOKENIZER_CLASSES.get(str(stated), "AutoTokenizer"))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ltx2_cli.core import context_cache
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from program import CACHE, cache_restored, run_program
 
@@ -37,6 +38,40 @@ def programs(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "programs"
 
 
+def in_another_process(words: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    command = [sys.executable, "-c", RUN, *words]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+@pytest.mark.slow
+def test_a_text_encoder_that_was_traced_is_run_without_torch(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a prompt that is new, with the bytes of a run that keeps nothing; a damaged file is made again."""
+    monkeypatch.chdir(tmp_path)
+
+    def words(name: str, prompt: str, cache: str = str(programs)) -> list[str]:
+        kept = ["--compile-cache", cache, "--save-latents", f"{name}.safetensors", "-o", f"{name}.mp4"]
+        return ["generate", "--model", "demo", "--prompt", prompt, *ASKED, "--seed", "1", *kept, "-v"]
+
+    assert run_program(monkeypatch, *words("first", "a red disc")) == 0
+    (traced,) = (programs / "traced").iterdir()
+    assert "['transformers', 'tokenizers']" in in_another_process(words("again", "a blue disc")).stdout.splitlines()
+    assert run_program(monkeypatch, *words("plain", "a blue disc", cache="off")) == 0
+    from_trace, plain = (load_file(f"{name}.safetensors")["video"] for name in ("again", "plain"))
+    assert from_trace.tobytes() == plain.tobytes()
+    content = traced.read_bytes()
+    traced.write_bytes(content[:-1])
+    jitted.cache_clear()  # as in another process
+    capsys.readouterr()
+    assert run_program(monkeypatch, *words("damaged", "a green disc")) == 0
+    assert f"trace again: {traced} was damaged" in capsys.readouterr().err
+    assert len(traced.read_bytes()) == len(content)
+
+
 @pytest.mark.slow
 def test_a_prompt_is_encoded_once(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -57,10 +92,7 @@ def test_a_prompt_is_encoded_once(
     assert "encode text" in run(*words("first", 1))
     (kept,) = (programs / "contexts").iterdir()
 
-    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "true"}
-    command = [sys.executable, "-c", RUN, *words("again", 2)]
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    again = in_another_process(words("again", 2))
     assert "[]" in again.stdout.splitlines()
     assert "encode text" not in again.stderr
     assert "tokens are read of: a red ball" in again.stderr

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.spelling import BYTE_VOCABULARY, byte_tokenizer
 from ltx2_cli.errors import UsageError
-from ltx2_cli.models.tokenizer import check_tokenizer, tokenise
+from ltx2_cli.models.tokenizer import TOKENIZER_CLASSES, check_tokenizer, tokenise
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,22 @@ def test_the_special_tokens_are_the_published_ids(folder):
 def test_gemmas_own_class_puts_bos_in_front(gemma_like):
     tokens = tokenise(gemma_like, ["ab a"], 6)
     np.testing.assert_array_equal(tokens.ids[tokens.mask], [2, 8, 5, 6])
+
+
+@pytest.mark.parametrize("name", [*TOKENIZER_CLASSES, "AutoTokenizer"])
+def test_classes_are_those_that_transformers_finds(folder, tmp_path, name):
+    """In folders that state them or none, found without the import of torch."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": name, "backend": None}
+    if name not in TOKENIZER_CLASSES:
+        del config["tokenizer_class"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    texts, length = ["ab a\n", "東 <bos> é", ""], 24
+    found = AutoTokenizer.from_pretrained(tmp_path, padding_side="left")
+    assert name not in TOKENIZER_CLASSES or type(found).__name__ == TOKENIZER_CLASSES[name]
+    stripped = [text.strip() for text in texts]
+    wanted = found(stripped, padding="max_length", truncation=True, max_length=length, return_tensors="np")
+    np.testing.assert_array_equal(tokenise(tmp_path, texts, length).ids, wanted["input_ids"])
 
 
 def test_bos_is_in_front_where_a_tokenizer_puts_none(gemma_like, tmp_path):

@@ -1,0 +1,107 @@
+"""What was traced is read again: by other processes, on all devices, and made again where it cannot be read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ltx2_cli.core.exported import ExportedFunction, exported_function
+from ltx2_cli.core.programs import Program
+from ltx2_cli.parallel.jit import jitted_once
+from program import CACHE, cache_restored
+
+SPLIT = NamedSharding(Mesh(np.array(jax.devices()), ("parts",)), PartitionSpec("parts"))
+WEIGHTS, X = np.arange(16.0, dtype=np.float32), np.ones(16, np.float32)
+
+
+@pytest.fixture
+def traces() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traced" / "a.bin"
+
+
+def exported(path: Path, traces: list[str]) -> ExportedFunction:
+    """As another process has it: with nothing in memory."""
+
+    def weigh(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        traces.append("traced")
+        return jnp.flip(weights["w"]) * x
+
+    return ExportedFunction(jitted_once(weigh, SPLIT), SPLIT, path)
+
+
+def arguments() -> tuple[dict[str, jax.Array], jax.Array]:
+    return {"w": jax.device_put(WEIGHTS, SPLIT)}, jax.device_put(X, SPLIT)
+
+
+def check(function: ExportedFunction) -> None:
+    result = function(*arguments())
+    np.testing.assert_array_equal(result, WEIGHTS[::-1])
+    assert result.sharding == SPLIT
+    assert function.eval_shape(*arguments()).shape == (16,)
+
+
+def test_a_function_is_traced_once(path: Path, traces: list[str]) -> None:
+    first = exported(path, traces)
+    assert not first.is_known()
+    lowered = first.lower(*arguments()).as_text()
+    check(first)
+    again = exported(path, traces)
+    assert again.is_known()
+    assert again.lower(*arguments()).as_text() == lowered  # so XLA's result of it is found as well
+    check(again)
+    assert traces == ["traced"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no program" * 9, None], ids=["empty", "other", "cut"])
+def test_a_damaged_file_is_made_again(path: Path, traces: list[str], content: bytes | None) -> None:
+    check(exported(path, traces))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] if content is None else content)
+    function = exported(path, traces)
+    assert not function.is_known()
+    assert function.damaged
+    check(function)
+    assert exported(path, traces).is_known()
+    assert len(traces) == 2
+
+
+def test_a_file_that_cannot_be_written_costs_a_trace_alone(path: Path, traces: list[str]) -> None:
+    path.parent.write_bytes(b"no folder")
+    check(exported(path, traces))
+    check(exported(path, traces))
+    assert len(traces) == 2
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    with cache_restored():
+        jax.config.update(CACHE, True)
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        yield tmp_path
+
+
+def test_each_program_has_a_file_of_its_own(cache: Path) -> None:
+    """By its arguments, their places and dtypes, where its results lie, and what it is said to depend on."""
+    function = jitted_once(jnp.add, SPLIT)
+
+    def path(fact: str = "a", size: int = 16, dtype: str = "float32", out: NamedSharding = SPLIT) -> Path:
+        abstract = jax.ShapeDtypeStruct((size,), dtype, sharding=SPLIT)
+        found = exported_function(Program("add", None, function, lambda: (abstract, abstract)), out, [fact])
+        assert found
+        return found.path
+
+    whole = NamedSharding(SPLIT.mesh, PartitionSpec())
+    assert path() == path()
+    assert path().parent == cache / "traced"
+    assert len({path(), path("b"), path(size=8), path(dtype="bfloat16"), path(out=whole)}) == 5
+    jax.config.update(CACHE, False)
+    assert exported_function(Program("add", None, function, tuple), SPLIT, []) is None
