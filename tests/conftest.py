@@ -44,7 +44,7 @@ FIRST = [
     f"test_{name}.py"
     for name in (
         *("hosts", "kernels", "shown", "courses", "fused_attention"),  # the longest
-        *("compiling", "programs", "private_api", "context_cache"),  # which forget what is compiled, that others need too
+        *("compiling", "programs", "private_api", "context_cache"),  # which forget what is compiled and others need
         "timings",  # a trace has all programs that the process has compiled
         *("condition_table", "run", "resume", "command", "batch", "two_stage", "precision", "sharded", "attention"),
         *("tiles", "vocoder", "pipeline", "gemma", "transformer", "wheel", "benchmarks", "memory", "properties"),
