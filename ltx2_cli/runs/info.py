@@ -96,7 +96,9 @@ def _rows(facts: FileFacts) -> Iterator[Row]:
         rate = f", {seconds:.2f} s at {fps:g} frames a second" if seconds and fps else ""
         yield "clip", f"{facts['width']}x{facts['height']}, {facts['num_frames']} frames{rate}"
         if facts["latents"]:
-            yield "latents", ", ".join(f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items())
+            parts = [f"{name} {shape_text(shape)}" for name, shape in facts["latents"].items()]
+            count = facts.get("generated_keyframes", 0)
+            yield "latents", ", ".join([*parts, *([f"{count} generated keyframes"] if count else [])])
         else:
             yield "audio", f"{facts['sample_rate']} Hz{_loudness(facts)}" if facts["sample_rate"] else "none"
     elif facts["kind"] == "audio":

@@ -97,6 +97,7 @@ def _tensors(path: Path, place: Path) -> FileFacts:
         file = open_latents(path)
         seconds = file.size[0] / file.fps if file.fps else None
         facts = {"fps": file.fps, "seconds": seconds, "sample_rate": None, "latents": file.shapes._asdict()}
+        facts |= {"generated_keyframes": file.keyframes} if file.keyframes else {}
         return _clip("latents", path, file.metadata, {**dict(zip(SIZE_KEYS, file.size, strict=True)), **facts})
     if any(FACTOR.fullmatch(name) for name in tensors):
         return {"kind": "lora", **lora_facts(open_lora(path))}

@@ -51,6 +51,7 @@ class RecordedClip:
     stage: str  # the last one
     latents: Mapping[str, Streams[Fingerprint]]  # after each stage, if known
     video: Path | None  # the mp4
+    keyframes: Fingerprint | None = None  # generated ones beside latents
 
     @property
     def config(self) -> ConfigLayer:
@@ -156,8 +157,10 @@ def read_clip(path: Path) -> RecordedClip:
     history = provenance.read_provenance(record, str(path))
     stage = facts.get("stage") or [FINAL, *history.latents][-1]
     if facts["kind"] == "latents":
-        latents = {**history.latents, stage: Streams(*map(fingerprint, open_latents(path).read()))}
-        return RecordedClip(path, record, history, stage, latents, None)
+        file = open_latents(path)
+        latents = {**history.latents, stage: Streams(*map(fingerprint, file.read()))}
+        keyframes = None if (generated := file.read_keyframes()) is None else fingerprint(generated)
+        return RecordedClip(path, record, history, stage, latents, None, keyframes)
     video = path if facts["kind"] == "video" else path.with_suffix(".mp4")
     compared = video.exists() and video.suffix.lower() not in MASTERS  # whose frames are not those of a clip
     return RecordedClip(path, record, history, stage, history.latents, video if compared else None)
@@ -233,8 +236,8 @@ def check_comparable(clip: RecordedClip, spec: RunSpec) -> list[str]:
 
 
 def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str], tell: Callable[[str], None]) -> None:
-    """Report whether both clips are equal: latents after each stage, video and audio. Raises `RunError` afterwards if
-    they differ; `changes` are the reasons."""
+    """Report whether both clips are equal: latents after each stage, keyframes, video and audio. Raises `RunError`
+    afterwards if they differ; `changes` are the reasons."""
     rows = list[tuple[str, str]]()
     for stage, latents in first.latents.items():
         text = "was not made"
@@ -243,6 +246,8 @@ def check_identical(first: RecordedClip, second: RecordedClip, changes: list[str
             text = ", ".join(f"{name} {comparison}" for name, comparison in streams._asdict().items())
             text = SAME if {*streams} == {SAME} else text
         rows.append((stage, text))
+    if first.keyframes and second.keyframes:
+        rows.append(("keyframes", _comparison(first.keyframes, second.keyframes)))
     if first.video and second.video:
         differences = video_differences(first.video, second.video)
         rows += [(name, differences.get(name, SAME)) for name in STREAM_NAMES.values()]

@@ -172,7 +172,12 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
         assert run_program(monkeypatch, "upsample", drafts[0], "other.safetensors", "-o", "no.mp4") == 2
         assert sentence in capsys.readouterr().err
     assert run_program(monkeypatch, "decode", drafts[0], "-o", "draft.mp4") == 0
-    assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 0
+    assert run_program(monkeypatch, "info", drafts[1]) == 0
+    assert "2 generated keyframes" in capsys.readouterr().out
+    tensors = load_file(drafts[1])
+    save_file({**tensors, "keyframes": 1 + tensors["keyframes"]}, drafts[1], dict(metadata))
+    assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 1  # the clip itself is the same
+    assert f"differs from {drafts[1]}: keyframes is the first" in capsys.readouterr().err
     assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments
     for name in ("eight", "stopped0", "stopped1", "stopped2", "up"):
         for path, clip in zip(sorted(tmp_path.glob(f"{name}-s*.safetensors")), wanted, strict=True):
