@@ -166,7 +166,7 @@ class DecodePlan:
     tiles: Tiles | PixelTiles | None
     video_bytes: int  # approximate, on each device, to decode the video, without weights
     audio_bytes: int  # to decode the audio; 0: there is none
-    audio_tiles: AudioTiles | None
+    audio_tiles: AudioTiles | None  # None: there is no audio
     at_once: bool  # whether video and audio are decoded concurrently
     videos: int  # decoded at a time
     whole: NamedSharding  # of weights: replicated
@@ -212,9 +212,7 @@ def plan_tiling(
     audio: PlannedAudio = UNDECODED,
 ) -> DecodePlan:
     """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
-    layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents;
-    `audio`: the
-    plan of its audio."""
+    layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     itemsize = convolved_itemsize(decoder.conv_in.kernel, devices[0].platform)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]

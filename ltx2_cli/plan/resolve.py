@@ -245,9 +245,7 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
         return plan, decode_budget
     assert networks.vae is not None
     decoder, budget = networks.vae.decoder, decode_budget
-    if (
-        windows > 1 and spec.vae_memory_gb is None
-    ):  # a long clip is decoded in the memory of a window, beside its frames
+    if windows > 1 and spec.vae_memory_gb is None:
         budget = window_budget(decoder, spec.num_videos, size, last.window(0).geometry.frames, devices, budget)
     decoding = plan_tiling(decoder, spec.num_videos, size, devices, budget, audio)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget
