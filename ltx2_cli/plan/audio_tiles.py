@@ -1,4 +1,4 @@
-"""Tiles along time of the audio's decoding, which change no waveform: a tile reads all that its samples are made from."""
+"""Tiles along time of the audio's decoding, which change no waveform: a tile reads what its samples are made from."""
 
 import math
 from operator import attrgetter
