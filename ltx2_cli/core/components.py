@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding
 
 from ltx2_cli.background import in_background
 from ltx2_cli.core.advice import memory_for
+from ltx2_cli.core.encoder_copy import text_encoder_files
 from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, compiling_threads
 from ltx2_cli.core.report import LOAD, Report
 from ltx2_cli.errors import NotFiniteError, RunError
-from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
@@ -41,6 +42,7 @@ class Components:
         self.plan = plan
         self.resident: dict[str, nnx.Module] = {}
         self.kept: frozenset[str] = frozenset()
+        self.loaded = set[str]()  # the names of all that were loaded
         self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
@@ -96,6 +98,7 @@ class Components:
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
                 if name != STAGE2_DENOISER:  # which is mostly in memory
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
+            self.loaded.add(name)
             self.after_load(name)
         for program, compiled in self.compilations.get(name, ()):
             if not compiled.done():
@@ -117,9 +120,8 @@ class Components:
 
     def _loaded(self, name: str, where: str) -> Any:
         plan = self.plan
-        return load_weights(
-            plan.network(name), plan.checkpoint.files[name], placement(plan, where), plan.lora_deltas.get(name)
-        )
+        files = text_encoder_files(plan) if name == TEXT_ENCODER else plan.checkpoint.files[name]
+        return load_weights(plan.network(name), files, placement(plan, where), plan.lora_deltas.get(name))
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser: the first stage's with further LoRAs merged in, or loaded from files if that one

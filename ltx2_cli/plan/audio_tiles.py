@@ -54,9 +54,7 @@ def plan_audio(
     fit, those with the least memory."""
     most = 1 if arch.audio_vae.compression % arch.vocoder.period else max(1, latents // LEAST_LATENTS)
     tilings = [tile_audio(arch, latents, count) for count in range(min(windows, most), most + 1)]
-    choices = [
-        PlannedAudio(tiles, audio_decode_bytes(arch, networks, tiles.axis.read_size, device)) for tiles in tilings
-    ]
+    choices = [PlannedAudio(tiles, audio_decode_bytes(arch, networks, tiles, device)) for tiles in tilings]
     fitting = (choice for choice in choices if choice.bytes <= budget)
     return next(fitting, min(choices, key=attrgetter("bytes")))
 
@@ -70,16 +68,18 @@ def tile_audio(arch: Arch, latents: int, count: int) -> AudioTiles:
     return AudioTiles(tile_axis(latents, count, before, SHARED_LATENTS, after), samples)
 
 
-def audio_decode_bytes(arch: Arch, networks: Networks, latents: int, device: jax.Device) -> int:
-    """Approximate bytes on a device to decode this number of latents at once, without the weights."""
-    decoder, known = networks.audio_vae.decoder, chip(device.device_kind)
+def audio_decode_bytes(arch: Arch, networks: Networks, tiles: AudioTiles, device: jax.Device) -> int:
+    """Approximate bytes on a device to decode audio in these tiles, without the weights."""
+    decoder, latents, known = networks.audio_vae.decoder, tiles.axis.read_size, chip(device.device_kind)
     itemsize = convolved_itemsize(decoder.conv_in.kernel, device.platform)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
     sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
+    activations = AUDIO_BUFFERS[device.platform] * max(sizes)
     if known and known.keeps_activations:
+        activations = sum(sizes) if tiles.number == 1 else activations  # in a loop it keeps weights alone
         read = (*weights(decoder), *weights(networks.vocoder))
-        return sum(sizes) + sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
-    return AUDIO_BUFFERS[device.platform] * max(sizes)
+        activations += sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in read)
+    return activations
 
 
 def decode_audio(

@@ -229,6 +229,7 @@ class RunSpec:
     compute: ComputeType
     offload: Offload
     text_encoder_dtype: DType
+    text_encoder_copy: bool  # keep a float32 one in bfloat16 in the user's cache
     compile_text_encoder: bool
     scan_layers: bool
     compile_cache: str | None  # folder of compiled programs, or `off`; None: in the user's cache

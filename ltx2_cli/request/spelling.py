@@ -34,6 +34,7 @@ WITHOUT_OPTION = {  # names that no option of `ltx2 generate` has
     *("conditions", "streams", "model_name", "checkpoint", "compat", "sigmas", "guidance", "second_stage"),
     *("max_sequence_length", "compile_text_encoder", "scan_layers", "vae_memory_gb", "keep_resident"),
     *(
+        "text_encoder_copy",
         "segments",
         "segment_fade",
         "keyframe_segments",

@@ -66,6 +66,8 @@ def make_jobs(jobs: Jobs, arriving: Iterable[Sequence[Line]]) -> bool:
                 room = f"{MAKE_ROOM}; then " if isinstance(error, StorageError) else ""
                 hint = f"{room}the same command goes on; jobs that are done: {jobs.counts[DONE]}"
                 raise type(error)(str(error), hint) from error
+    if worker:
+        worker.end()
     return worker is not None
 
 

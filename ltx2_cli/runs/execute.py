@@ -9,6 +9,7 @@ from ltx2_cli.artifacts.files import Output
 from ltx2_cli.artifacts.outputs import Product, check_distinct, outputs, run_file
 from ltx2_cli.core.bench import WARM_RUN, perf_facts
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.encoder_copy import copy_text_encoder
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.provenance import input_files, source_history
@@ -22,6 +23,7 @@ from ltx2_cli.diffusion.latents import LatentsFile
 from ltx2_cli.errors import AbortedRunError, NotFiniteError, RunError
 from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.interrupts import stop_on_signal
+from ltx2_cli.models.networks import TEXT_ENCODER
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import InitialLatents
@@ -72,6 +74,8 @@ def execute_request(
             remember_run(session, plan, product, timings)
         if session.hosts.first and settings.perf_dump:
             timings.write(settings.perf_dump, perf_facts(plan, WARM_RUN))
+    if TEXT_ENCODER in components.loaded:
+        copy_text_encoder(plan, session.report)
     seeds = () if settings.warmup else plan.spec.seeds
     session.finish([] if settings.warmup else outputs(plan.spec, product), {"seeds": seeds})
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.encoder_copy import copy_text_encoder
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import input_files
 from ltx2_cli.core.report import LOAD, Timings
@@ -86,6 +87,11 @@ class Worker:
                 self._read_texts(runs)
             for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _memory_schedule(run.plan))):
                 self._make_alike(list(alike))
+
+    def end(self) -> None:
+        """Finish what is left for after the last job."""
+        if self.components and TEXT_ENCODER in self.components.loaded:
+            copy_text_encoder(self.components.plan, self.session.report)
 
     @contextmanager
     def _failing(self, job: Job, run: Run | None = None) -> Iterator[None]:

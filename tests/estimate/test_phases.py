@@ -102,6 +102,14 @@ def test_the_sound_takes_as_much_as_its_compiled_program(devices: tuple, model: 
     assert alone.bytes == alone.audio_bytes == decoding.audio_bytes
 
 
+@pytest.mark.parametrize(("devices", "model", "compiled"), [(V6E, "ltx2.3", 1.323), (TPU7X, "ltx2", 0.744)])
+def test_the_sound_in_tiles_takes_as_much_as_its_compiled_program(devices: tuple, model: str, compiled: float) -> None:
+    """GB of temporaries of 60 s, by libtpu 0.0.42."""
+    decoding = planned(devices, model=model, num_frames=1441, windows=6).decoding
+    assert decoding.audio_tiles.number == 6
+    assert 0.9 < decoding.audio_bytes / 1e9 / compiled < 1.5
+
+
 @pytest.mark.parametrize(
     ("devices", "size", "compiled"),
     [
