@@ -1,6 +1,7 @@
 """A float32 text encoder is kept in bfloat16: read in place of its files, made again where it is damaged."""
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -76,6 +77,19 @@ def test_a_copy_is_written_once_and_read(
     copy.write_bytes(content[:data] + bytes(len(content) - data))
     os.utime(next((model / "text_encoder").glob("*.safetensors")))  # as if it were another
     np.testing.assert_array_equal(loaded(model), written["embed_tokens.weight"])
+
+
+def test_a_disk_that_fills_meanwhile_has_no_copy(model: Path, tmp_path: Path) -> None:
+    plan = resolve(read_spec({"model": str(model), "prompt": "a", "recipe": "one_stage"}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # no file grows beyond
+    try:
+        encoder_copy.copy_text_encoder(plan, Report())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path / "cache/ltx2/text_encoders") == []
+    encoder_copy.copy_text_encoder(plan, Report())
+    assert len(copies(tmp_path)) == 1
 
 
 def test_a_batch_keeps_a_copy_after_its_jobs(
