@@ -4,9 +4,10 @@ it keeps: 48 GB of LTX-2's and LTX-2.3's."""
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
+from itertools import chain
 from math import prod
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def copy_text_encoder(plan: Plan, report: Report) -> None:
         if needed < LEAST_COPIED_BYTES or shutil.disk_usage(path.parent).free < 2 * needed:
             return
         with report.activity("copy text encoder"):
-            _write(files, path)
+            _write(files, path, report.moved)
         report.note(
             f"the text encoder is kept in bfloat16, half as much to read: {quantity(needed)} in {path};"
             f" {typed('text_encoder_copy', False)} keeps none"
@@ -82,8 +83,8 @@ def _path(plan: Plan) -> Path | None:
     return user_cache() / "text_encoders" / f"{sha256(repr(states).encode()).hexdigest()}.safetensors"
 
 
-def _write(files: TensorFiles, path: Path) -> None:
-    """A safetensors file of these tensors in bfloat16, a block of rows after the other."""
+def _write(files: TensorFiles, path: Path, moved: Callable[[int], None]) -> None:
+    """A safetensors file of these tensors in bfloat16, a block of rows after the other, each told to `moved`."""
     header, end = dict[str, object](), 0
     for name, tensor in files.items():
         begin, end = end, end + BFLOAT16.itemsize * prod(tensor.shape)
@@ -92,8 +93,9 @@ def _write(files: TensorFiles, path: Path) -> None:
     text += b" " * (-len(text) % 8)  # tensors begin at multiples of eight
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines((len(text).to_bytes(8, "little"), text))
-        for name in files:
-            file.writelines(block.astype(BFLOAT16).tobytes() for block in _blocks(files, name))
+        for block in chain.from_iterable(_blocks(files, name) for name in files):
+            file.write(block.astype(BFLOAT16).tobytes())
+            moved(block.nbytes)
 
 
 def _blocks(files: TensorFiles, name: str) -> Iterator[np.ndarray]:

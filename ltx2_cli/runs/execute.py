@@ -74,10 +74,10 @@ def execute_request(
             remember_run(session, plan, product, timings)
         if session.hosts.first and settings.perf_dump:
             timings.write(settings.perf_dump, perf_facts(plan, WARM_RUN))
-    if TEXT_ENCODER in components.loaded:
-        copy_text_encoder(plan, session.report)
     seeds = () if settings.warmup else plan.spec.seeds
     session.finish([] if settings.warmup else outputs(plan.spec, product), {"seeds": seeds})
+    if TEXT_ENCODER in components.loaded:
+        copy_text_encoder(plan, session.report)
 
 
 def remember_run(session: Session, plan: Plan, product: Product, timings: Timings) -> None:
