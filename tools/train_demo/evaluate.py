@@ -40,7 +40,7 @@ VARIANTS: dict[str, Mapping[str, object]] = {
     "two stages": {"recipe": "two_stage"},
     SHORT: {},
 }
-EIGHT_BITS = {  # their figures are in benchmarks/accuracy.md
+EIGHT_BITS = {  # their figures are in docs/devices.md
     f"{weights} {compute}": {**HALF, "weights": weights, "compute": compute}
     for weights in ("int8", "fp8")
     for compute in ("weights", "full")
