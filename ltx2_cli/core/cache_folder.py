@@ -26,11 +26,11 @@ def cached_file(folder: str, facts: Iterable[object], suffix: str) -> Path | Non
     return Path(cache) / folder / f"{sha256(repr([*facts, _program()]).encode()).hexdigest()}{suffix}"
 
 
-def delete_oldest(folder: Path, most_bytes: int) -> None:
-    """Delete the files of a folder that were used before the latest `most_bytes`."""
+def delete_oldest(latest: Path, most_bytes: int) -> None:
+    """Delete the files of the same kind in the folder of `latest` that were used before the last `most_bytes`."""
     with suppress(OSError):
-        total = 0
-        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+        total, alike = 0, latest.parent.glob(f"*{latest.suffix}")
+        for file in sorted(alike, key=lambda file: file.stat().st_mtime, reverse=True):
             total += file.stat().st_size
             if total > most_bytes:
                 file.unlink()

@@ -71,7 +71,7 @@ def keep_contexts(plan: Plan, name: str, encoded: EncodedPrompts) -> None:
     with suppress(RunError, OSError):
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays, {TRUNCATED: json.dumps(encoded.truncated)})
-        delete_oldest(path.parent, MOST_BYTES)
+        delete_oldest(path, MOST_BYTES)
 
 
 def _path(plan: Plan, name: str) -> Path | None:

@@ -64,7 +64,7 @@ def copy_text_encoder(plan: Plan, report: Report) -> None:
             f"the text encoder is kept in bfloat16, half as much to read: {quantity(needed)} in {path};"
             f" {typed('text_encoder_copy', False)} keeps none"
         )
-        delete_oldest(path.parent, MOST_COPIED_BYTES)
+        delete_oldest(path, MOST_COPIED_BYTES)
 
 
 def _path(plan: Plan) -> Path | None:

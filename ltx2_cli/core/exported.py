@@ -67,7 +67,7 @@ class ExportedFunction:
                 with replacing(self.path) as temporary:
                     traced = exported.serialize()
                     temporary.write_bytes(sha256(traced).digest() + traced)
-                delete_oldest(self.path.parent, MOST_TRACED_BYTES)
+                delete_oldest(self.path, MOST_TRACED_BYTES)
         return self._called
 
     def _export(self, arguments: tuple[Any, ...]) -> Exported:

@@ -1,5 +1,6 @@
 """What was traced is read again: by other processes, on all devices, and made again where it cannot be read."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ltx2_cli.core import exported as module
 from ltx2_cli.core.exported import ExportedFunction, exported_function
 from ltx2_cli.core.programs import Program
 from ltx2_cli.parallel.jit import jitted_once
@@ -79,6 +81,21 @@ def test_a_file_that_cannot_be_written_costs_a_trace_alone(path: Path, traces: l
     check(exported(path, traces))
     check(exported(path, traces))
     assert len(traces) == 2
+
+
+def test_the_oldest_files_go(path: Path, traces: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their last use. What is of another kind stays."""
+    first, second, third = (path.with_stem(name) for name in "abc")
+    for number, file in enumerate((first, second)):
+        check(exported(file, traces))
+        os.utime(file, (number, number))
+    lock = path.with_suffix(".lock")
+    lock.write_bytes(bytes(9))
+    os.utime(lock, (0, 0))
+    assert exported(first, traces).is_known()  # a use
+    monkeypatch.setattr(module, "MOST_TRACED_BYTES", 2 * first.stat().st_size)
+    check(exported(third, traces))
+    assert sorted(path.parent.iterdir()) == sorted([first, third, lock])
 
 
 @pytest.fixture
