@@ -55,6 +55,12 @@ class Checkpoint(NamedTuple):
     files: dict[str, object]
 
 
+class Components(NamedTuple):
+    """None of which was used."""
+
+    loaded: frozenset[str]
+
+
 @dataclass
 class Core:
     """Stands in for the plan and the run: both fail as told, and keep the request."""
@@ -71,13 +77,15 @@ class Core:
         self.spec = self.asked = spec
         return self
 
-    def open_components(self, plan: "Core") -> None:
-        return None
+    def open_components(self, plan: "Core") -> Components:
+        return Components(frozenset())
 
-    def warm_up(self, plan: "Core", components: None, report: Report) -> None:
+    def warm_up(self, plan: "Core", components: Components, report: Report) -> None:
         report.note(f"warm: {plan.spec.prompt}")
 
-    def write(self, plan: "Core", components: None, report: Report, *more: object) -> Iterator[tuple[Path, list[str]]]:
+    def write(
+        self, plan: "Core", components: Components, report: Report, *more: object
+    ) -> Iterator[tuple[Path, list[str]]]:
         with report.activity("imagine"), report.steps(2) as advance:
             advance(2)
         if self.failure:

@@ -18,6 +18,7 @@ from ltx2_cli.errors import RunError
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import DType, Streams
+from ltx2_cli.weights.checkpoint import TensorFiles
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."
 NOTHING = Streams(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32))
@@ -73,7 +74,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         raise jax.errors.JaxRuntimeError(FULL)
 
     monkeypatch.setattr(components, "load_weights", load)
-    full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": None}))
+    full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": TensorFiles()}))
     encode.encode(full, ["connectors"], Components(full), Report())
 
 
