@@ -37,13 +37,15 @@ def text_encoder_files(plan: Plan) -> TensorFiles:
     """The tensors of the plan's text encoder: of its copy, or of the checkpoint where there is none."""
     path = _path(plan)
     if path is not None and path.is_file():
-        with suppress(OSError):
-            try:
-                copied = TensorFiles(path)
-                os.utime(path)  # the oldest use is deleted first
-                return copied
-            except UsageError:  # cut short
+        try:
+            copied = TensorFiles(path)
+        except UsageError:  # cut short
+            with suppress(OSError):
                 path.unlink()
+        else:
+            with suppress(OSError):
+                os.utime(path)  # the oldest use is deleted first
+            return copied
     return plan.checkpoint.files[TEXT_ENCODER]
 
 
@@ -54,9 +56,11 @@ def copy_text_encoder(plan: Plan, report: Report) -> None:
         return
     files = plan.checkpoint.files[TEXT_ENCODER]
     needed = BFLOAT16.itemsize * sum(prod(tensor.shape) for tensor in files.values())
+    if needed < LEAST_COPIED_BYTES:
+        return
     with suppress(RunError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if needed < LEAST_COPIED_BYTES or shutil.disk_usage(path.parent).free < 2 * needed:
+        if shutil.disk_usage(path.parent).free < 2 * needed:
             return
         with report.activity("copy text encoder"):
             _write(files, path, report.moved)
