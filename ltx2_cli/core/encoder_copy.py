@@ -1,5 +1,5 @@
-"""A copy of the text encoder in bfloat16. Published ones are float32, of which a run in bfloat16 reads twice as much as
-it keeps: 48 GB of LTX-2's and LTX-2.3's."""
+"""A copy of the text encoder in bfloat16. Those of LTX-2 and LTX-2.3 are published in float32: a run in bfloat16 reads
+47 GB and keeps half."""
 
 import json
 import os
