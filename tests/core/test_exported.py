@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from compilers import needs_cuda, needs_libtpu
 from ltx2_cli.core import exported as module
 from ltx2_cli.core.exported import ExportedFunction, exported_function
 from ltx2_cli.core.programs import Program
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.parallel.jit import jitted_once
 from program import CACHE, cache_restored
 
@@ -61,6 +63,17 @@ def test_a_function_is_traced_once(path: Path, traces: list[str]) -> None:
     assert again.lower(*arguments()).as_text() == lowered  # so XLA's result of it is found as well
     check(again)
     assert traces == ["traced"]
+
+
+@pytest.mark.parametrize("name", [pytest.param("v6e:2x4", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)])
+def test_devices_that_are_absent_have_traces_of_their_own(name: str, path: Path) -> None:
+    """For their platform, on a machine of another."""
+    split = NamedSharding(Mesh(np.array(topology(name)), ("parts",)), PartitionSpec("parts"))
+    x = jax.ShapeDtypeStruct((16,), np.float32, sharding=split)
+    first, again = (ExportedFunction(jitted_once(jnp.multiply, split), split, path) for _ in range(2))
+    lowered = first.lower(x, x).as_text()
+    assert again.is_known()
+    assert again.lower(x, x).as_text() == lowered
 
 
 @pytest.mark.parametrize("content", [b"", b"no program" * 9, None], ids=["empty", "other", "cut"])
