@@ -44,6 +44,9 @@ def argument(metavar: str, text: str) -> Any:
 
 # Options of several commands
 OutputFile = Annotated[File, option(FILES, "Output mp4; default: named after the input.", "--output", "-o")]
+RecipeOption = Annotated[
+    Text, option(MODEL, "Recipe of the second stage; default: as the file says.", profiles="recipe")
+]
 Upsampler = Annotated[Text, option(MODEL, r"Latent upsampler of the second stage: FILE, FOLDER or REPO\[/FILE].")]
 TransformerOption = Annotated[
     Text, option(MODEL, "Denoiser, .safetensors or .gguf: FILE or REPO/FILE; the rest is the model's.")

@@ -64,7 +64,8 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
     clip = _clip_so_far(run, state, rows)
     source = phase.within(clip) if phase.stage.source is not None and state.latents is not None else None
     if source and phase.stage.begins_behind and state.behind is not None:
-        source = source._replace(video=np.concatenate([source.video, state.behind[rows]], axis=1))
+        behind = phase.behind(state.behind[rows])
+        source = source._replace(video=np.concatenate([source.video, behind], axis=1))
     run.hold(source if source and phase.stage.begins_behind else clip)
     try:
         initial = replace(state, current=_initial_latents(run, state, source))
@@ -74,7 +75,6 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         raise
     part = phase.new(phase.within(clip))  # views of the clip's tokens
     made = phase.new(Streams(video[:, : phase.stage.geometry.grid_tokens], audio))
-    keyframes = video[:, phase.stage.kept_tokens]
     part.video[...] = made.video
     if not (source and phase.stage.keep_audio):
         part.audio[...] = made.audio
@@ -82,10 +82,24 @@ def _run_batch(run: StageRun, state: RunState, advance: Advance, report: Report,
         streams = zip(state.latents, clip, strict=True)
         clip = Streams(*(np.concatenate([old[:first], new, old[first + size :]]) for old, new in streams))
     skipped = _skipped(run, state, run.cache.skipped) if run.cache else state.skipped
-    behind = state.behind
-    if phase.stage.kept_keyframes:
-        behind = keyframes if behind is None else np.concatenate([behind[:first], keyframes])
+    behind = _behind_so_far(run, state, rows, video)
     return replace(state, batch=state.batch + 1, step=0, latents=clip, current=None, skipped=skipped, behind=behind)
+
+
+def _behind_so_far(run: StageRun, state: RunState, rows: slice, video: np.ndarray) -> np.ndarray | None:
+    """The tokens behind the grids of all clips up to a batch, with the keyframes among the `video` tokens that it
+    made."""
+    stage, phase = run.phase.stage, run.phase
+    if not phase.clip.kept_keyframes:
+        return state.behind
+    made = video[:, stage.generated_tokens]
+    if not stage.begins_behind:
+        return made if state.behind is None else np.concatenate([state.behind[: rows.start], made])
+    assert state.behind is not None
+    behind = np.array(state.behind)
+    new = phase.new_behind
+    behind[rows, new] = made[:, made.shape[1] - len(new) :]
+    return behind
 
 
 def _clip_so_far(run: StageRun, state: RunState, rows: slice) -> Streams[np.ndarray]:

@@ -138,17 +138,24 @@ def latent_programs(plan: Plan, start: RunState) -> Iterator[Program]:
     """The programs of `run_phases`, in the order of their use."""
     yield from condition_programs(plan, plan.phases[start.phase :])
     yield from text_programs(plan, missing_in_cache(plan, missing_contexts(plan, start)))
-    numbers = set[int]()
+    known = set[tuple[int, int]]()
     for phase in plan.phases[start.phase :]:
         if isinstance(phase, Upsample):
             yield from upsampling_programs(plan, phase.stage)
             continue
-        if phase.number in numbers:  # another window
+        which = phase.number, phase.clip.first_alike(phase.window)
+        if which in known:  # another window
             continue
-        numbers.add(phase.number)
-        stage = stage_programs(plan, phase.number)
+        known.add(which)
+        stage = stage_programs(plan, *which)
         yield from ([stage.noise] if phase.stage.draws_noise else [])
         yield from filter(None, (stage.text, stage.cache, stage.steps))
+
+
+def _kept_behind(plan: Plan, phase: Denoise, state: RunState) -> np.ndarray | None:
+    """The tokens behind the grid that are still read: by a next window or stage, or a file of latents."""
+    later = plan.stages[phase.number + 1 :]
+    return state.behind if phase.clip.kept_keyframes and all(stage.source_keyframes for stage in later) else None
 
 
 def run_phases(
@@ -188,7 +195,7 @@ def run_phases(
                 for state in batches:
                     if state.batch < len(plan.batches):
                         yield state
-                latents, behind = all_latents(state), None if phase.stage.source else state.behind
+                latents, behind = all_latents(state), _kept_behind(plan, phase, state)
             if phase.is_last if isinstance(phase, Denoise) else not phase.stage.steps:
                 history = extend_history(history, plan.stages[phase.number], latents)
             made = RunState(done, latents=latents, behind=behind, history=history)

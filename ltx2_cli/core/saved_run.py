@@ -135,7 +135,8 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     number, batch, step, written = place
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
         return None
-    rows, shapes, steps, batches, behind = len(plan.seeds), plan.latent_shapes, 0, 1, 0
+    rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
+    behind = plan.stages[-1].behind_tokens
     kept: dict[str, Streams[LatentShape]] = {}
     if number < len(plan.phases):
         phase = plan.phases[number]
@@ -144,8 +145,7 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
         if isinstance(phase, Upsample):
             behind = stage.source_keyframes * prod(shapes.video[3:])
         else:
-            behind = stage.geometry.video_tokens - stage.geometry.grid_tokens if stage.begins_behind else 0
-            behind = behind or stage.kept_tokens.stop - stage.kept_tokens.start
+            behind = phase.clip.behind_tokens
             steps, batches = stage.steps, len(plan.batches)
             rows = rows if stage.source or phase.window else batch * plan.batch_size
             if "current" in names:

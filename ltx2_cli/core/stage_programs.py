@@ -61,11 +61,13 @@ class StagePrograms(NamedTuple):
     forward: Program  # the loop's evaluation in a step: one forward over all rows. Only estimates compile it
 
 
-def stage_programs(plan: Plan, number: int) -> StagePrograms:
-    """The programs of the plan's stage `number`."""
-    stage, arch = plan.stages[number].window(0), plan.arch.transformer  # others have the same programs
+def stage_programs(plan: Plan, number: int, window: int | None = None) -> StagePrograms:
+    """The programs of the plan's stage `number`, for a window of it, or for the one with the most latents."""
+    clip, arch = plan.stages[number], plan.arch.transformer
+    stage = clip.largest_window if window is None else clip.window(window)
     sharding, whole = stage.sharding, stage.sharding.replicated
     suffix = f" {number + 1}" if len(plan.stages) > 1 else ""
+    suffix += f" of {stage.geometry.video_tokens} tokens" if clip.between_keyframes else ""
     split = NamedSharding(sharding.mesh, sharding.activation(KEYS_VALUES, (1, 1, 1, arch.num_attention_heads)))
     text_shardings: tuple[Any, Any] = (whole, split)
     seeds = jax.ShapeDtypeStruct((plan.batch_size,), np.uint32)
@@ -220,7 +222,7 @@ class StageRun:
         condition_latents: Streams[Sequence[np.ndarray]] = NO_CONDITION_LATENTS,
     ):
         self.plan, self.phase, self.transformer = plan, phase, transformer
-        self.programs, stage = stage_programs(plan, phase.number), phase.stage
+        self.programs, stage = stage_programs(plan, phase.number, phase.window), phase.stage
         self.condition_latents = condition_latents
         text = self.programs.text(transformer, self.place(contexts))
         ends = _no_latents(plan, stage)
@@ -252,16 +254,21 @@ class StageRun:
         return latents, finite
 
     def seeds(self, batch: int) -> np.ndarray:
-        """The seed of each video of a batch, which draws its noise: the video's own, of later windows one that is made
-        from it."""
-        seeds = np.asarray(self.plan.batches[batch], np.uint32)
-        if window := self.phase.window:
-            return np.stack([np.random.SeedSequence([int(seed), window]).generate_state(1)[0] for seed in seeds])
-        return seeds
+        """The seed of each video of a batch, which draws its noise."""
+        return window_seeds(self.plan.batches[batch], self.phase)
 
     def place(self, arrays: Any) -> Any:
         """Arrays of the host, whole on each device."""
         return to_devices(arrays, self.phase.stage.sharding.replicated)
+
+
+def window_seeds(seeds: Sequence[int], phase: Denoise) -> np.ndarray:
+    """The seeds that draw the noise of a phase: the videos' own, of later windows and of rounds made from these."""
+    if not phase.window and not phase.clip.between_keyframes:
+        return np.asarray(seeds, np.uint32)
+    rounds = [len(phase.clip.windows)] if phase.clip.between_keyframes else []  # which each round has more of
+    states = (np.random.SeedSequence([int(seed), *rounds, phase.window]).generate_state(1) for seed in seeds)
+    return np.concatenate([*states]).astype(np.uint32)
 
 
 def _noise(

@@ -11,6 +11,7 @@ from ltx2_cli.core.components import Components, network_program
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.state import RunState, all_latents
+from ltx2_cli.diffusion.latents import interpolated
 from ltx2_cli.models.upsampler import LatentUpsampler, upsample_latents
 from ltx2_cli.models.video_vae import Extent, LatentStatistics
 from ltx2_cli.parallel.arrays import to_devices, to_host
@@ -37,16 +38,27 @@ def upsample_stage(
 
         run = upsampling_programs(plan, stage)
         video = each(run[0], latents.video)
-        keyframes = None if keyframes is None else each(run[1], keyframes)
+        keyframes = each(run[1], keyframes) if keyframes is not None and len(run) > 1 else keyframes
         made = [video] if keyframes is None else [video, keyframes]
         check_finite([np.isfinite(x).all() for x in made], "the upsampled latents are", plan)
     audio = _lasting(latents.audio, stage.geometry.audio_frames)
+    if keyframes is not None and stage.between_keyframes:
+        keyframes = np.concatenate([keyframes, _new_keyframes(stage, video)], axis=1)
     return Streams(video, audio), _behind(stage, latents.video, keyframes) if stage.begins_behind else None
+
+
+def _new_keyframes(stage: Stage, video: np.ndarray) -> np.ndarray:
+    """The tokens with which a round begins the keyframes that it generates: latents of the upsampled clip that end
+    there."""
+    geometry = stage.geometry
+    ends = np.asarray(geometry.keyframes)[-geometry.generated :, 0].astype(int) // geometry.scales.time
+    latents = video.reshape(len(video), geometry.frames, -1, video.shape[2])
+    return latents[:, ends].reshape(len(video), -1, video.shape[2])
 
 
 def _behind(stage: Stage, source: np.ndarray, keyframes: np.ndarray | None) -> np.ndarray:
     """The tokens behind the grid that a stage begins with: zeros for images that are shown, whose conditions replace
-    them; generated keyframes; the video of the source as a reference."""
+    them; keyframes; the video of the source as a reference."""
     geometry = stage.geometry
     behind = np.zeros((len(source), geometry.video_tokens - geometry.grid_tokens, source.shape[2]), np.float32)
     end = geometry.token_counts[1]
@@ -59,7 +71,7 @@ def _behind(stage: Stage, source: np.ndarray, keyframes: np.ndarray | None) -> n
 
 def upsampling_programs(plan: Plan, stage: Stage) -> list[Program]:
     """The programs from the statistics, the upsampler and one video's tokens to the initial tokens of the stage: for
-    the clip, and for all of its keyframes if the stage begins with some."""
+    the clip, and for all of its keyframes if the stage begins with some of its own size."""
     assert stage.source is not None
     (_, channels, frames, *size), where = stage.source.video, plan.sharding.replicated
 
@@ -70,7 +82,7 @@ def upsampling_programs(plan: Plan, stage: Stage) -> list[Program]:
 
     height, width = size
     clip = program("upsample", (frames, height, width))
-    count = stage.source_keyframes
+    count = 0 if stage.between_keyframes else stage.source_keyframes
     return [clip, program("upsample keyframes", (count, height, width))] if count else [clip]
 
 
@@ -79,10 +91,7 @@ def _lasting(audio: np.ndarray, length: int) -> np.ndarray:
     tokens = audio.shape[1]
     if abs(length - tokens) <= 1:
         return np.pad(audio[:, :length], ((0, 0), (0, max(length - tokens, 0)), (0, 0)), mode="edge")
-    places = np.clip((np.arange(length) + 0.5) * tokens / length - 0.5, 0, tokens - 1)
-    below = places.astype(int)
-    part = (places - below).astype(np.float32)[:, None]
-    return audio[:, below] * (1 - part) + audio[:, np.minimum(below + 1, tokens - 1)] * part
+    return interpolated(audio, np.clip((np.arange(length) + 0.5) * tokens / length - 0.5, 0, tokens - 1))
 
 
 def _upsampled(statistics: LatentStatistics, upsampler: LatentUpsampler, tokens: jax.Array, size: Extent) -> jax.Array:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import jax
@@ -92,11 +93,14 @@ def write(
 
 
 def _keyframes(plan: Plan, state: RunState, row: int) -> np.ndarray | None:
-    """The keyframes that were generated beside a clip for a stage that the plan does not have, in the files' layout."""
-    count, (_, channels, _, *size) = plan.stages[-1].kept_keyframes, plan.latent_shapes.video
-    if state.behind is None or not count:
+    """The keyframes that were generated beside a clip, in the order of time and in the files' layout."""
+    stage, (_, channels, _, *size) = plan.stages[-1], plan.latent_shapes.video
+    if state.behind is None or not (count := stage.kept_keyframes):
         return None
-    return state.behind[row : row + 1].reshape(1, count, *size, channels).transpose(0, 4, 1, 2, 3)
+    end = stage.geometry.token_counts[1] if stage.begins_behind else stage.behind_tokens
+    keyframes = state.behind[row, end - count * prod(size) : end].reshape(1, count, *size, channels)
+    order = np.argsort([begin for begin, _ in stage.geometry.keyframes[-count:]])
+    return keyframes[:, order].transpose(0, 4, 1, 2, 3)
 
 
 def _write_sheet(

@@ -104,6 +104,13 @@ def from_tokens(tokens: Streams[A], shapes: Streams[LatentShape]) -> Streams[A]:
     return Streams(video.transpose(0, 4, 1, 2, 3), audio.transpose(0, 2, 1, 3))
 
 
+def interpolated(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Tokens [videos, tokens, channels] at places between them, linearly."""
+    below = places.astype(int)
+    part = (places - below).astype(np.float32)[:, None]
+    return tokens[:, below] * (1 - part) + tokens[:, np.minimum(below + 1, tokens.shape[1] - 1)] * part
+
+
 def read_noise(path: str, shapes: Streams[LatentShape]) -> Streams[np.ndarray]:
     """The noise in a safetensors file of `video` and `audio`; raises `UsageError` unless they have these shapes."""
     tensors, metadata = read_tensors(Path(path).expanduser(), "noise", NOISE_FILE)

@@ -117,7 +117,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            times = _whole_forwards(plan, stage, read, away, rates) * len(stage.windows) if phase in LOOPS else 1
+            times = _whole_forwards(plan, stage, read, away, rates) * stage.turns if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
@@ -281,7 +281,11 @@ def record(estimate: Estimate) -> dict[str, Any]:
 
 def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
     plan, stage, forward = whole.plan, estimate.stage, estimate.forward
-    geometry, scale, frames = stage.geometry, plan.arch.compression, stage.windows[-1].latents.video.stop
+    geometry, scale, frames = (
+        stage.geometry,
+        plan.arch.compression,
+        max(window.latents.video.stop for window in stage.windows),
+    )
     tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {

@@ -76,7 +76,7 @@ def phase_names(plan: Plan, product: Product = Product.clips, start: RunState = 
 
 def stage_of(plan: Plan, phase: str) -> Stage:
     """The stage of a phase, for the latents of a window."""
-    return plan.stages[0 if phase == DENOISE else -1].window(0)
+    return plan.stages[0 if phase == DENOISE else -1].largest_window
 
 
 def weight_bytes(plan: Plan) -> dict[str, int]:

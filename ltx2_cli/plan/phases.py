@@ -1,9 +1,13 @@
 """Phases of a run between text encoding and decoding: the upsampling and the denoising of stages, by windows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from ltx2_cli.diffusion.latents import interpolated
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import Streams
 
@@ -35,14 +39,34 @@ class Denoise:
         return self.window + 1 == len(self.clip.windows)
 
     def new(self, tokens: Streams[Any]) -> Streams[Any]:
-        """The part of the window's tokens [videos, tokens, channels] that the windows before have not made."""
-        held = self.clip.window_tokens(self.window).held
-        return Streams(*(stream[:, count:] for stream, count in zip(tokens, held, strict=True)))
+        """The part of the window's tokens [videos, tokens, channels] that no other window makes."""
+        overlap = self.clip.window_tokens(self.window).overlap
+        return Streams(*(stream[:, count:] for stream, count in zip(tokens, overlap, strict=True)))
 
     def within(self, clip: Streams[Any]) -> Streams[Any]:
         """The window's part of the tokens of the clip [videos, tokens, channels]."""
-        parts = self.clip.window_tokens(self.window).latents
-        return Streams(*(stream[:, part] for stream, part in zip(clip, parts, strict=True)))
+        parts, segments = self.clip.window_tokens(self.window).latents, self.clip.windows[self.window].segments
+        video, audio = (stream[:, part] for stream, part in zip(clip, parts, strict=True))
+        return Streams(video, audio if segments is None else interpolated(audio, segments.audio))
+
+    def behind(self, clip: Any) -> Any:
+        """The window's part of the tokens behind the clip's grid [videos, tokens, channels]."""
+        segments = self.clip.windows[self.window].segments
+        return clip if segments is None else clip[:, self._tokens_of(segments.keyframes)]
+
+    @property
+    def new_behind(self) -> np.ndarray:
+        """The numbers of the tokens behind the clip's grid whose keyframes the window alone generates, ascending."""
+        segments, geometry = self.clip.windows[self.window].segments, self.clip.geometry
+        if segments is not None:
+            return self._tokens_of(segments.keyframes[-segments.kept :])
+        count = len(geometry.keyframes)
+        return self._tokens_of(range(count - geometry.generated, count))
+
+    def _tokens_of(self, keyframes: Sequence[int]) -> np.ndarray:
+        """The numbers behind the grid of the tokens of these keyframes."""
+        cells = self.clip.geometry.height * self.clip.geometry.width
+        return (np.asarray(keyframes, int)[:, None] * cells + np.arange(cells)).ravel()
 
 
 Phase = Upsample | Denoise

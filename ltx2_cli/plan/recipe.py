@@ -39,16 +39,18 @@ def complete_request(
         spec = replace(spec, compute=faster_compute(spec, checkpoint, devices[0]))
     spec = apply_recipe(replace(spec, seed=seed), checkpoint.arch, TWO_STAGE if from_latents else ONE_STAGE, sharding)
     _check_keyframes(spec, checkpoint.arch)
+    own = own and not spec.second_stage.keyframe_windows  # for which a folder's, a spatial one, is of no use
     second = replace(spec.second_stage, upsampler=None) if own else spec.second_stage
     return replace(spec, second_stage=second if spec.running.video else replace(second, sigmas=(), lora=()))
 
 
 def _check_keyframes(spec: RunSpec, arch: Arch) -> None:
     """Raise `UsageError` for generated keyframes of a model that was not trained for any."""
-    asked = bool(spec.keyframes or spec.keyframe_segments) and spec.running.video
+    by_recipe = spec.keyframe_segments or (spec.second_stage.keyframe_windows and spec.second_stage.sigmas)
+    asked = bool(spec.keyframes or by_recipe) and spec.running.video
     if asked and not arch.transformer.use_keyframes_abs_pos_embedding:
         sentence = f"LTX-2.5 alone generates keyframes, and the model is {arch.model_version}"
-        raise UsageError(sentence, f"leave out {option_name('recipe' if spec.keyframe_segments else 'keyframes')}")
+        raise UsageError(sentence, f"leave out {option_name('recipe' if by_recipe else 'keyframes')}")
 
 
 def faster_compute(spec: RunSpec, checkpoint: Checkpoint, device: jax.Device) -> ComputeType:

@@ -161,7 +161,7 @@ def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -
     about a length of more than 20 s and unusual frame rates."""
     last, scale = stages[-1], checkpoint.arch.compression
     whole, edits = last.geometry, edited(spec) is not None
-    made = scale.clip_size(last.window(0).geometry.frames, 1, 1)[0] if len(last.windows) > 1 else spec.num_frames
+    made = scale.clip_size(last.largest_window.geometry.frames, 1, 1)[0] if len(last.windows) > 1 else spec.num_frames
     if (trained_on := read_trained_on(checkpoint.where)) is None:
         if made > (longest := longest_clip(spec.fps)):
             cure = typed("num_frames", longest) + _in_windows(spec, whole, longest)

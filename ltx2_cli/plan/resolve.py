@@ -166,7 +166,7 @@ def build_plan(
     spec = stages.upsampled_spec(spec, arch, by, source) if by and source else spec
     spec = conditions.with_what_was_read(spec, arch.compression, inputs.input_videos, inputs.input_audio)
     request_warnings.check_clip(spec, arch)
-    sizes = stages.measure_stages(spec, arch, inputs.input_videos, by)
+    sizes = stages.measure_stages(spec, arch, inputs.input_videos, by, source)
     placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
     longest = max(spec.max_sequence_length, *(size.at_once.video_tokens for size in sizes))
@@ -246,6 +246,6 @@ def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Sha
     assert networks.vae is not None
     decoder, budget = networks.vae.decoder, decode_budget
     if windows > 1 and spec.vae_memory_gb is None:
-        budget = window_budget(decoder, spec.num_videos, size, last.window(0).geometry.frames, devices, budget)
+        budget = window_budget(decoder, spec.num_videos, size, last.largest_window.geometry.frames, devices, budget)
     decoding = plan_tiling(decoder, spec.num_videos, size, devices, budget, audio)
     return decoding if spec.running.video else replace(decoding, video_bytes=0), decode_budget

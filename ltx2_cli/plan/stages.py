@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
+from ltx2_cli.plan.keyframe_windows import check_rounds, keyframes_of_rounds, segment_slices
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
-from ltx2_cli.plan.windows import ClipWindow, plan_windows
+from ltx2_cli.plan.windows import ClipWindow, plan_keyframe_windows, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
 
@@ -52,7 +54,9 @@ class StageSize(NamedTuple):
     @property
     def at_once(self) -> Geometry:
         """The latents that are denoised at once."""
-        return self.geometry if len(self.windows) == 1 else self.geometry.window(self.windows[0].latents)
+        if len(self.windows) == 1:
+            return self.geometry
+        return max((window.geometry(self.geometry) for window in self.windows), key=lambda part: part.video_tokens)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Stage:
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the audio is that of the source
     source_keyframes: int = 0  # generated keyframes among its latents, which those of this stage begin as
+    between_keyframes: bool = False  # it generates further ones between them, in windows of whole segments
     follows_source: bool = False  # the video of the source is a reference, behind all others
     audio_conditions: int = 0  # each as long as the stage's audio
     condition_slices: Streams[tuple[ConditionSlice, ...]] = NO_SLICES  # of the placed videos, and of the audio
@@ -111,23 +116,50 @@ class Stage:
 
     def window(self, number: int) -> "Stage":
         """The stage for the latents of one window, which is what its programs see; itself if there is one alone."""
-        if len(self.windows) == 1:
+        window = self.windows[number]
+        if len(self.windows) == 1 and window.segments is None:
             return self
-        geometry, tokens = self.geometry.window(self.windows[number].latents), self.window_tokens(number)
+        geometry = window.geometry(self.geometry)
+        if window.segments is None:
+            conditions = window_slices(self.condition_slices, *self.window_tokens(number)[:2])
+        else:
+            first = window.first_frame(self.geometry)
+            conditions = segment_slices(self.placed_videos, window.segments, geometry, first, self.frozen.audio)
         (videos, channels, *_), (_, audio_channels, _, mels) = self.shapes
         size = geometry.frames, geometry.height, geometry.width
         return replace(
             self,
             geometry=geometry,
             shapes=Streams((videos, channels, *size), (videos, audio_channels, geometry.audio_frames, mels)),
-            condition_slices=window_slices(self.condition_slices, *tokens),
+            condition_slices=conditions,
         )
+
+    @cached_property
+    def largest_window(self) -> "Stage":
+        """The stage for the latents of the window that has the most."""
+        return self.window(max(range(len(self.windows)), key=lambda number: self._tokens_at_once(number)[0]))
+
+    @property
+    def turns(self) -> float:
+        """The number of windows, a smaller one as the part that it is of the largest."""
+        lengths = [window.latents.video.stop - window.latents.video.start for window in self.windows]
+        return len(lengths) if len(set(lengths)) == 1 else sum(lengths) / max(lengths)
+
+    def first_alike(self, number: int) -> int:
+        """The first window that has the same programs as this one: all have, but between keyframes."""
+        sizes = [self._tokens_at_once(other) for other in range(number + 1)]
+        return sizes.index(sizes[number])
+
+    def _tokens_at_once(self, number: int) -> tuple[int, int]:
+        geometry = self.window(number).geometry
+        return geometry.video_tokens, geometry.audio_frames
 
     def window_tokens(self, number: int) -> ClipWindow:
         """A window in tokens of the clip."""
         cells = self.geometry.height * self.geometry.width
-        (video, audio), (held, heard) = self.windows[number]
-        return ClipWindow(Streams(slice(video.start * cells, video.stop * cells), audio), Streams(held * cells, heard))
+        (video, audio), (seen, heard), segments = self.windows[number]
+        latents = Streams(slice(video.start * cells, video.stop * cells), audio)
+        return ClipWindow(latents, Streams(seen * cells, heard), segments)
 
     @property
     def token_shapes(self) -> Streams[tuple[int, int]]:
@@ -137,15 +169,22 @@ class Stage:
 
     @property
     def kept_keyframes(self) -> int:
-        """Generated keyframes that a next stage begins with."""
-        return self.geometry.generated if self.name == FIRST else 0
+        """Generated keyframes beside its result, of this stage or of those before; those of a round are all of them."""
+        return 2 * self.geometry.generated if self.between_keyframes else self.geometry.generated
 
     @property
-    def kept_tokens(self) -> slice:
-        """The video tokens of these."""
-        _, behind = self.geometry.token_counts[:2]
-        end = self.geometry.grid_tokens + behind
-        return slice(end - self.kept_keyframes * self.geometry.height * self.geometry.width, end)
+    def generated_tokens(self) -> slice:
+        """The video tokens of the keyframes that it generates."""
+        end = sum(self.geometry.token_counts[:2])
+        return slice(end - self.geometry.generated * self.geometry.height * self.geometry.width, end)
+
+    @property
+    def behind_tokens(self) -> int:
+        """The video tokens behind the grid that are kept beside its clip: all where it begins with some, else those of
+        generated keyframes."""
+        if self.begins_behind:
+            return self.geometry.video_tokens - self.geometry.grid_tokens
+        return (self.generated_tokens.stop - self.generated_tokens.start) if self.steps else 0
 
     @property
     def begins_behind(self) -> bool:
@@ -174,8 +213,9 @@ class InitialLatents(NamedTuple):
 def upsampled_spec(spec: RunSpec, arch: Arch, by: UpsampleFactors, source: InitialLatents) -> RunSpec:
     """The request for the upsampled clip of these latents."""
     num_frames, height, width = arch.compression.clip_size(*by.upsampled(*source.shapes.video[2:]))
-    fps = source.fps * _frame_rate_factor(spec, by)
-    return replace(spec, num_frames=num_frames, height=height, width=width, fps=fps)
+    fps, rate = source.fps * _frame_rate_factor(spec, by), (num_frames - 1) / max(spec.num_frames - 1, 1)
+    shown = tuple(replace(each, frame=round(max(each.frame, 0) * rate) or each.frame) for each in spec.conditions)
+    return replace(spec, num_frames=num_frames, height=height, width=width, fps=fps, conditions=shown)
 
 
 def _frame_rate_factor(spec: RunSpec, by: UpsampleFactors) -> int:
@@ -184,12 +224,16 @@ def _frame_rate_factor(spec: RunSpec, by: UpsampleFactors) -> int:
 
 
 def measure_stages(
-    spec: RunSpec, arch: Arch, videos: Sequence[Video], by: UpsampleFactors | None
+    spec: RunSpec, arch: Arch, videos: Sequence[Video], by: UpsampleFactors | None, source: InitialLatents | None
 ) -> tuple[StageSize, ...]:
-    """Sizes of one stage, or of two with an upsampler of factors `by`. Raises `UsageError` for a size that the
-    upsampler cannot make, and for conditions that a first stage cannot have."""
+    """Sizes of one stage, or of two with an upsampler of factors `by`, the second from the latents `source` if there
+    are some. Raises `UsageError` for a size that the upsampler cannot make, and for conditions that a first stage
+    cannot have."""
     size = spec.num_frames, spec.height, spec.width
-    last = _measure(spec, arch, videos, size, spec.fps, by)
+    rounds = bool(by and spec.second_stage.keyframe_windows)
+    if by and rounds:
+        check_rounds(spec, by, source and source.keyframes)
+    last = _measure(spec, arch, videos, size, spec.fps, by, source.keyframes if rounds and source else 0)
     if by is None:
         return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
@@ -209,18 +253,21 @@ def _measure(
     size: tuple[int, int, int],
     fps: float,
     last: UpsampleFactors | None,
+    segments: int = 0,
 ) -> StageSize:
     """Sizes of a stage for a clip of this size (frames, height, width); `last`: the factors before the second of two
-    stages. Raises `UsageError` if references at their scale have no whole latents."""
+    stages; `segments`: those between the keyframes that a round begins with. Raises `UsageError` if references at
+    their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    generated = generated_keyframes(spec, size[0])
+    compression = arch.compression.frames
+    keyframes = keyframes_of_rounds(size[0], segments, compression) if segments else generated_keyframes(spec, size[0])
     references = [video.reference for video in placed if video.reference]
     if last and spec.second_stage.follow_first:
         references.append(ReferenceGrid(arch.compression.latents(size[0]), ReferenceScale(last.up // last.down, 1)))
-    if spec.windows > 1 and (generated or references):
+    if spec.windows > 1 and not segments and (keyframes or references):
         raise UsageError("tokens beside a clip cannot be split into windows", typed("windows", 1))
-    behind = (*shown, *generated), tuple(references), len(generated)
+    behind = (*shown, *keyframes), tuple(references), segments or len(keyframes)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, *behind)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
@@ -232,7 +279,8 @@ def _measure(
             raise UsageError(sentence, f"nearest, of the first stage: {width}x{height}")
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
-    return StageSize(geometry, shapes, placed, plan_windows(spec, geometry))
+    windows = plan_keyframe_windows(spec, geometry) if segments else plan_windows(spec, geometry)
+    return StageSize(geometry, shapes, placed, windows)
 
 
 def build_stages(
@@ -321,6 +369,8 @@ def _second_stage(
 ) -> Stage:
     """The stage that upsamples and refines."""
     deltas, sigmas = inputs.lora_deltas, np.asarray(spec.second_stage.sigmas or UNREFINED, np.float32)
+    rounds = bool(spec.second_stage.keyframe_windows)
+    upsampled = inputs.upsampling and inputs.upsampling.time == 1 and size.geometry.generated
     stage = Stage(
         FINAL if len(sigmas) > 1 else UPSAMPLED,
         *size,
@@ -329,19 +379,22 @@ def _second_stage(
         network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
         source=source.shapes,
-        source_keyframes=source.keyframes if inputs.upsampling and inputs.upsampling.time == 1 else 0,
+        source_keyframes=source.keyframes if rounds or upsampled else 0,
+        between_keyframes=rounds,
         follows_source=bool(spec.second_stage.follow_first),
         keep_audio=bool(spec.second_stage.keep_audio or spec.second_stage.freeze_audio),
         sampler=spec.second_stage.sampler or EULER,
         eta=spec.eta,
     )
     stage = _with_conditions(stage, spec, inputs)
+    if rounds:  # it hears the latents, also those of audio that was given
+        stage = replace(stage, audio_conditions=0, condition_slices=stage.condition_slices._replace(audio=()))
     slices, frozen = stage.condition_slices, stage.frozen
     if stage.follows_source:
         end = size.geometry.video_tokens
         start = end - size.geometry.token_counts[-1]
         slices = slices._replace(video=(*slices.video, ConditionSlice(HELD, slice(start, end), start, 1.0)))
-    if spec.second_stage.freeze_audio and spec.running.audio and not spec.audio:
+    if spec.second_stage.freeze_audio and spec.running.audio and (rounds or not spec.audio):
         whole = ConditionSlice(HELD, slice(0, size.geometry.audio_frames), 0, 1.0)
         slices, frozen = slices._replace(audio=(whole,)), frozen._replace(audio=True)
     return replace(stage, condition_slices=slices, frozen=frozen)
@@ -352,7 +405,8 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
     edit = edit_of(spec, inputs.input_videos, stage.geometry)
     arch = inputs.checkpoint.arch
-    as_diffusers = spec.follows_diffusers and not spec.keyframe_segments  # its pipeline of these agrees with ltx-core
+    by_segment = spec.keyframe_segments or spec.second_stage.keyframe_windows
+    as_diffusers = spec.follows_diffusers and not by_segment  # its pipelines of these agree with ltx-core
     slices = condition_slices(stage.placed_videos, strengths, stage.geometry, arch.compression, edit)
     whole = Streams(
         *(fully_conditioned(*pair) for pair in zip(slices, (shape[0] for shape in stage.token_shapes), strict=True))

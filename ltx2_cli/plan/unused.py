@@ -29,7 +29,16 @@ class Dependence(NamedTuple):
 
 
 STREAMS, GUIDANCE_SCALES = Streams._fields, tuple(vars(NO_GUIDANCE))
-SECOND_STAGE = ("upsampler", "lora", "sampler", "keep_audio", "freeze_audio", "follow_first", "temporal_upsample")
+SECOND_STAGE = (
+    "upsampler",
+    "lora",
+    "sampler",
+    "keep_audio",
+    "freeze_audio",
+    "follow_first",
+    "temporal_upsample",
+    "keyframe_windows",
+)
 GIVEN = "the audio is given"
 
 

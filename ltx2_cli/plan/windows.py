@@ -1,6 +1,7 @@
 """Windows of a clip that is longer than what is denoised at once: parts of its latents, one after the other, each with
 the end of the one before it as a condition."""
 
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.errors import UsageError
+from ltx2_cli.plan.keyframe_windows import SegmentWindow, segment_windows
 from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 
@@ -16,7 +18,26 @@ class ClipWindow(NamedTuple):
     """A part of a clip's latents."""
 
     latents: Streams[slice]  # of the clip
-    held: Streams[int]  # the first of them, which the window before has made
+    overlap: Streams[int]  # the first of them, which the window before makes
+    segments: SegmentWindow | None = None  # between keyframes; None: the overlap is a condition, made before
+
+    def geometry(self, clip: Geometry) -> Geometry:
+        """The geometry of the window. Times count from the clip's begin, between keyframes from the window's."""
+        if (inside := self.segments) is None:
+            return clip.window(self.latents)
+        first, own = self.first_frame(clip), [clip.keyframes[number] for number in inside.keyframes]
+        return replace(
+            clip,
+            frames=self.latents.video.stop - self.latents.video.start,
+            audio_frames=len(inside.audio),
+            fps=inside.fps,
+            keyframes=tuple((begin - first, end - first) for begin, end in own),
+            generated=inside.generated,
+        )
+
+    def first_frame(self, clip: Geometry) -> int:
+        """The frame of the clip that is the window's first, where latents end."""
+        return self.latents.video.start * clip.scales.time
 
 
 def plan_windows(spec: RunSpec, geometry: Geometry) -> tuple[ClipWindow, ...]:
@@ -33,10 +54,15 @@ def plan_windows(spec: RunSpec, geometry: Geometry) -> tuple[ClipWindow, ...]:
     windows, before = list[ClipWindow](), Streams(0, 0)
     for start, end in zip(starts, ends, strict=True):
         latents = Streams(slice(start, start + size), slice(end - ends[0], end))
-        held = Streams(*(max(end - part.start, 0) for end, part in zip(before, latents, strict=True)))
-        windows.append(ClipWindow(latents, held))
+        overlap_of = Streams(*(max(end - part.start, 0) for end, part in zip(before, latents, strict=True)))
+        windows.append(ClipWindow(latents, overlap_of))
         before = Streams(*(part.stop for part in latents))
     return tuple(windows)
+
+
+def plan_keyframe_windows(spec: RunSpec, geometry: Geometry) -> tuple[ClipWindow, ...]:
+    """The windows of a clip that is refined between keyframes."""
+    return tuple(ClipWindow(*window) for window in segment_windows(geometry, spec.second_stage.keyframe_windows or 1))
 
 
 def fewest_windows(spec: RunSpec, geometry: Geometry, longest: int) -> int | None:

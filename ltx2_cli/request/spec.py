@@ -101,8 +101,9 @@ class SecondStageSpec:
     sigmas: tuple[float, ...] | None  # noise levels; empty: no second stage
     sampler: str | None  # None also: Euler steps
     keep_audio: bool | None  # take the audio of the first stage
-    freeze_audio: bool  # the audio of the first stage is not noised: the video hears it as it is, and it is kept
+    freeze_audio: bool | None  # the audio of the first stage is not noised: the video hears it as it is, and it is kept
     follow_first: bool | None  # the first stage's video is a reference, for an in-context LoRA of this stage
+    keyframe_windows: int | None  # windows of whole segments between keyframes, with new ones in the middle of each
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
 

@@ -71,6 +71,7 @@ RANGES = {
     "window_overlap": Range(0, 60),
     "segment_fade": Range(0, 60),
     "keyframes": Range(0, MAX_KEYFRAMES),
+    "second_stage.keyframe_windows": Range(1, MAX_WINDOWS),
     "num_videos": Range(1, MAX_VIDEOS),
     "loudness": Range(-70, 0),
     "image_crf": Range(0, MAX_CRF),

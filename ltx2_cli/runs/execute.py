@@ -138,7 +138,7 @@ def go_on(
     timings, first = session.measuring(), not session.shown
     saver = RunSaver(run_file(plan.spec).path, plan, goal, timings, settings.save_run, settings.save_run_every)
     history = tuple(source_history(file, spec.fps) for file in files)
-    keyframes = [file.read_keyframes() for file in files]
+    keyframes = [file.read_keyframes() for file in files if plan.stages[0].source_keyframes]
     start = state_from_latents([file.read() for file in files], history, keyframes)
     execute(session, saver, open_components(plan), start)
     if first:  # the others find jax imported

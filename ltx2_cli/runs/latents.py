@@ -61,9 +61,9 @@ def check_source(file: LatentsFile, plan: "Plan", fps: float) -> None:
     clip = clip_geometry(*file.size, fps, arch.compression, arch.transformer.scales)
     size = clip.frames, clip.height, clip.width
     check_shapes(file, plan, Streams((*video[:2], *size), (*audio[:2], clip.audio_frames, *audio[3:])), fps)
-    if file.keyframes not in (0, wanted := plan.stages[-1].geometry.generated):
+    if (wanted := plan.stages[-1].geometry.generated) and file.keyframes not in (0, wanted):
         sentence = f"{file.path} has {file.keyframes} generated keyframes, and this request {wanted}"
-        raise UsageError(sentence, f"leave {option_name('keyframes')} and {option_name('keyframe_segments')} out")
+        raise UsageError(sentence, f"{typed('keyframes', 0)} and {typed('keyframe_segments', [])}")
 
 
 def check_shapes(file: LatentsFile, plan: "Plan", expected: Streams[tuple[int, ...]], fps: float) -> None:

@@ -121,8 +121,9 @@ def replay(
         return
     start, report = START, session.measuring()
     if source:
-        history, keyframes = provenance.source_history(*source), source[0].read_keyframes()
-        start = state_from_latents([source[0].read()], (history,), [keyframes])
+        history = provenance.source_history(*source)
+        keyframes = [source[0].read_keyframes()] if plan.stages[0].source_keyframes else []
+        start = state_from_latents([source[0].read()], (history,), keyframes)
     for path, findings in write(plan, open_components(plan), report, product, start):
         if kept:
             session.show(path, findings)

@@ -74,7 +74,7 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
         return
     if stage.network == STAGE2_DENOISER:
         yield from (("lora", lora) for lora in spec.second_stage.lora or ())
-    at_once, windows = stage.window(0).geometry, len(stage.windows)
+    at_once, windows = stage.largest_window.geometry, len(stage.windows)
     video, audio, text = at_once.video_tokens, at_once.audio_frames, spec.max_sequence_length
     yield "tokens", f"{video} of video, {audio} of audio, {text} of text"
     passes = "; ".join(
@@ -87,7 +87,8 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     if stage.first_block_cache is not None:
         steps += f", the first block alone where it changes by at most {stage.first_block_cache:g}"
     frames, *_ = plan.arch.compression.clip_size(at_once.frames, 1, 1)
-    steps += f", in each of {windows} windows of {frames} frames" * (windows > 1)
+    most = "" if stage.turns == windows else "at most "
+    steps += f", in each of {windows} windows of {most}{frames} frames" * (windows > 1)
     yield "denoise", f"{steps}, passes: {passes}{other}"
 
 

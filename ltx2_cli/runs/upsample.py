@@ -10,7 +10,8 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.artifacts.outputs import Product, check_outputs, outputs, read_files, run_file
 from ltx2_cli.diffusion.latents import FIRST, LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
-from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers
+from ltx2_cli.request.layers import ConfigLayer, flatten, read_text
+from ltx2_cli.request.profiles import AUTO, FLAG, merge_layers, recipe_defaults
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option_name, short_name, typed
 from ltx2_cli.request.validation import validate
@@ -22,6 +23,7 @@ from ltx2_cli.runs.trust import Trust
 
 # Keys that a second stage does not read.
 FIRST_STAGE = ("num_inference_steps", "sigmas", "sampler", "eta", "image_strength", "first_block_cache")
+KEYFRAME_WINDOWS = "second_stage.keyframe_windows"
 SEED = re.compile(r"-s\d+$")  # the part of a file name that differs between drafts
 
 
@@ -107,8 +109,22 @@ def _spec(
     if any(file.metadata.get("stage") != FIRST for file in files):  # a draft's recipe has a second stage
         replaced["recipe"] = AUTO
     spec = merged_request(files, [latents_request(file, given, layers, replaced, trust) for file in files])
-    no_stage = replace(spec.second_stage, sigmas=(), lora=(), follow_first=False)
+    if KEYFRAME_WINDOWS not in merge_layers(given, None, layers.settings).layers[FLAG]:
+        spec = _with_windows_of_round(spec, files[0])
+    no_stage = replace(spec.second_stage, sigmas=(), lora=(), follow_first=False, keyframe_windows=None)
     return spec if refine else replace(spec, second_stage=no_stage)
+
+
+def _with_windows_of_round(spec: RunSpec, file: LatentsFile) -> RunSpec:
+    """The request with the windows of its round between keyframes: twice those of the round before, at most one for
+    each segment. Another request stays."""
+    usual = None if spec.recipe == AUTO else recipe_defaults(spec, spec.recipe).second_stage.keyframe_windows
+    if not usual or not file.keyframes:
+        return spec
+    record = read_text(file.metadata.get("record", ""), f"the record in {file.path}").values
+    before = flatten(ConfigLayer("", {"second_stage": record.get("second_stage") or {}})).get(KEYFRAME_WINDOWS)
+    windows = min(2 * before if isinstance(before, int) else usual, file.keyframes)
+    return replace(spec, second_stage=replace(spec.second_stage, keyframe_windows=windows))
 
 
 def merged_request(files: Sequence[LatentsFile], specs: Sequence[RunSpec]) -> RunSpec:

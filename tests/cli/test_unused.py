@@ -19,6 +19,7 @@ LATER = [
 ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no"]
 IMAGES = ["--image-crf", "20", "--image-strength", "0.5"]
 LONGER = ["--set", "second_stage.temporal_upsample=duration"]
+ROUNDS = "second_stage.keyframe_windows"
 
 
 def typed(*options: str, prefix: str = "--") -> list[str]:
@@ -57,7 +58,10 @@ CASES = {
         AUDIO | {"modality_scale", "loudness"},
     ),
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
-    "one stage": ([*ONE_STAGE, *LONGER], STAGE | {"second_stage.temporal_upsample"}),
+    "one stage": (
+        [*ONE_STAGE, *LONGER, "--set", f"{ROUNDS}=2"],
+        STAGE | {"second_stage.temporal_upsample", ROUNDS},
+    ),
     "no image": (IMAGES, {"image_crf", "image_strength"}),
     "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),
     "no fresh noise": (["--eta", "0.5"], {"eta"}),

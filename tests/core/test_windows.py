@@ -85,7 +85,7 @@ def test_each_window_is_as_diffusers_makes_it(model: Checkpoint, tmp_path: Path)
     plan = plan_of(model, CASE, 5, file, **THREE)
     windows = plan.stages[0].windows
     assert [tuple(window.latents) for window in windows] == PARTS
-    assert [tuple(window.held) for window in windows] == [(0, 0), (2, 9), (3, 18)]
+    assert [tuple(window.overlap) for window in windows] == [(0, 0), (2, 9), (3, 18)]
     noise = load_file(file)
     ours = make_latents(plan, Components(plan))
     theirs = by_diffusers(model.pipeline, plan, to_tokens(Streams(noise["video"], noise["audio"])))

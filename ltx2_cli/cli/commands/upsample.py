@@ -14,6 +14,7 @@ from ltx2_cli.cli.options import (
     LatentsOptions,
     LoraOption,
     OutputFile,
+    RecipeOption,
     SaveLatents,
     Text,
     Upsampler,
@@ -33,6 +34,7 @@ class UpsampleCommand(LatentsOptions, KeepOptions):
     ltx2 upsample fox.safetensors -o fox.mp4
     ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
     ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors
+    ltx2 upsample fox.safetensors --recipe dfr_temporal
     """
 
     latents: Annotated[list[Path], argument("LATENTS", "Safetensors files of --save-latents.")]
@@ -43,6 +45,7 @@ class UpsampleCommand(LatentsOptions, KeepOptions):
         option(STEPS, "Quantity that a temporal upsampler doubles; duration stretches the audio."),
     ] = None
     seed: Annotated[Count, option(STEPS, "Seed of the noise; default: as the file says.")] = None
+    recipe: RecipeOption = None
     upsampler: Upsampler = None
     lora: LoraOption = None
     output: OutputFile = None
