@@ -112,7 +112,7 @@ def clips(**keys: object) -> list[Clip]:
         spec = replace(first.spec, prompt=prompt, seed=(seed,))
         plan = replace(first, spec=spec, prompts=(prompt, *first.prompts[1:]), seeds=(seed,))
         *_, state = run_phases(plan, RunState(), components, report)
-        (media,) = decode(plan, state.latents, components, report)
+        (media,) = decode(plan, state.latents, plan.seeds, components, report)
         made.append(Clip(Streams(*map(np.asarray, state.latents)), media.frames))
     return made
 

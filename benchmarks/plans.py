@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from itertools import chain, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ TILES, TILED = "diffusion-decoder", ("features", "frames")  # of the whole clip,
 OTHERS = {NETWORKS: PROGRAMS, TILES: TILED}  # the programs of rows that are not of the denoiser
 SIZES = ("768x512", "1280x704", "1536x1024", "1920x1088")
 SLICES = ("v6e:2x4", "tpu7x:2x2x1")
+EIGHT_BITS = (  # rows whose denoiser multiplies in eight bits, and that of v5e to compare with
+    *("ltx2.3 768x512 v6e:2x4 int8", "ltx2.3 768x512 tpu7x:2x2x1 fp8"),
+    *("ltx2.3 768x512 v5e:2x4", "ltx2.3 768x512 v5e:2x4 int8"),
+)
 # M cycles of MaxDiffusion's best mesh by XLA's estimates, 2026-08-21.
 PEER = {
     "ltx2 768x512 v6e:2x4": 306.6,
@@ -65,11 +69,12 @@ COLUMNS = (
 HEADER = f"""{BEGIN}
 ## Clips on TPU slices
 
-One forward over all passes of a 121-frame clip in bfloat16, compiled ahead of time for slices that are not here;
-figures of one device, cycles in millions. Nothing was run. Floor: its arithmetic at the chip's rate. Schedule and XLA:
-the two clocks of [`ltx2 plan`](../docs/plan.md), both without collectives; wire: what these send, at the published rate
-of the links that they cross. MaxDiffusion: its best mesh by XLA's clock, head of 2026-08-21. Compile: as a run does it,
-without the dump that a plan reads. Load: processes that wanted the two cores when that began.
+One forward over all passes of a 121-frame clip in bfloat16, or with `--compute full` in the eight bits that a row
+names, compiled ahead of time for slices that are not here; figures of one device, cycles in millions. Nothing was run.
+Floor: its arithmetic at the chip's rate. Schedule and XLA: the two clocks of [`ltx2 plan`](../docs/plan.md), both
+without collectives; wire: what these send, at the published rate of the links that they cross. MaxDiffusion: its best
+mesh by XLA's clock, head of 2026-08-21. Compile: as a run does it, without the dump that a plan reads. Load: processes
+that wanted the two cores when that began.
 
 | {" | ".join(COLUMNS)} |
 {"|---" * len(COLUMNS)}|
@@ -86,7 +91,7 @@ product takes six of bfloat16. Frames by diffusion are those of one tile on each
 | {" | ".join(NETWORK_COLUMNS)} |
 {"|---" * len(NETWORK_COLUMNS)}|
 """
-Rows = dict[str, dict[str, Any]]  # by model, size and slice
+Rows = dict[str, dict[str, Any]]  # by name
 
 
 def version() -> str:
@@ -98,9 +103,10 @@ def version() -> str:
 
 def plan_of(name: str) -> Plan:
     """The plan of a row, for devices that are described."""
-    model, size, slice_ = name.split()
+    model, size, slice_, *rounded = name.split()
     jax.config.update("jax_platforms", "cpu")
     keys: dict[str, object] = {"prompt": "a", "model": model, "num_frames": 121}
+    keys |= {"weights": rounded[0], "compute": "full"} if rounded else {}
     if size in OTHERS:
         keys |= {"recipe": "two_stage", "width": 768, "height": 512}
         keys |= {"decoder": "diffusion"} if size == TILES else {}
@@ -198,9 +204,10 @@ def network_lines(name: str, row: dict[str, Any]) -> Iterator[str]:
 
 
 def names() -> Iterator[str]:
-    """All rows: model, size and slice."""
+    """All rows: model, size and slice, and the type of eight bits of some."""
     rows = product((*SIZES, NETWORKS, TILES), SLICES, GUIDANCE)
-    return (f"{model} {size} {slice_}" for size, slice_, model in rows if size != TILES or model == "ltx2.5")
+    made = (f"{model} {size} {slice_}" for size, slice_, model in rows if size != TILES or model == "ltx2.5")
+    return chain(made, EIGHT_BITS)
 
 
 def read_rows() -> Rows:

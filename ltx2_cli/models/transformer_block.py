@@ -12,7 +12,7 @@ from flax import nnx
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_inputs import Arrays, PassMasks, StreamInputs
 from ltx2_cli.nn.attention import Attention, KeysValues, Mask, TokenAxis
-from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
+from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm, rms_scale
 from ltx2_cli.parallel.constrain import constrain_and_keep_row_major
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope
@@ -24,6 +24,17 @@ NO_TEXT: Streams[KeysValues | None] = Streams(None, None)
 def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
     """x·(1 + scale) + shift, as the product of `reader` reads it."""
     return reader.prepare(x * (1 + scale) + shift)
+
+
+def normalise_and_modulate(x: jax.Array, eps: float, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
+    """The RMS norm of x, ·(1 + scale) + shift, as the product of `reader` reads it. A bound of its magnitude in each
+    token comes with the norm, from one pass over x."""
+
+    def bound() -> jax.Array:
+        largest = jnp.max(jnp.abs(x.astype(jnp.float32) * (1 + scale)), axis=-1)
+        return rms_scale(x, eps)[..., 0] * largest + jnp.max(jnp.abs(shift.astype(jnp.float32)), axis=-1)
+
+    return reader.prepare(rms_norm(x, eps) * (1 + scale) + shift, bound)
 
 
 class Stream(nnx.Module):
@@ -53,7 +64,7 @@ class Stream(nnx.Module):
         """x after self-attention."""
         rope, tokens = inputs.own_rope, inputs.tokens
         shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
-        normed = modulate(rms_norm(x, self.eps), scale, shift, self.self_attention.to_q)
+        normed = normalise_and_modulate(x, self.eps, scale, shift, self.self_attention.to_q)
         context = self.self_attention.keys_values(normed)
         where = (tokens, tokens), (rope, rope), mask, inputs.references
         return x + self.self_attention(normed, context, *where) * gate
@@ -63,7 +74,7 @@ class Stream(nnx.Module):
         self, x: jax.Array, inputs: StreamInputs, text: KeysValues, away: KeysValues | None
     ) -> jax.Array:
         """x after attention to the text, or to the texts of segments, guided away from the text `away`."""
-        normed, axes = rms_norm(x, self.eps), (inputs.tokens, TokenAxis())
+        axes = inputs.tokens, TokenAxis()
 
         def attended(queries: Matrix) -> jax.Array:
             if away is None and inputs.segments is None:
@@ -71,15 +82,16 @@ class Stream(nnx.Module):
             return self.text_attention.to_texts(queries, text, axes, inputs.segments, away, inputs.nag)
 
         if self.text_table is None:
-            return x + attended(normed)
+            return x + attended(rms_norm(x, self.eps))
         shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
-        return x + attended(modulate(normed, scale, shift, self.text_attention.to_q)) * gate
+        queries = normalise_and_modulate(x, self.eps, scale, shift, self.text_attention.to_q)
+        return x + attended(queries) * gate
 
     @jax.named_scope("feed_forward")
     def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
         """x after the feed-forward."""
         shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
-        normed = modulate(rms_norm(x, self.eps), scale, shift, self.feed_forward.up)
+        normed = normalise_and_modulate(x, self.eps, scale, shift, self.feed_forward.up)
         y = x + self.feed_forward(normed) * gate
         return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
 
@@ -87,9 +99,9 @@ class Stream(nnx.Module):
         """Normalised x, modulated for the attention towards the video and for the attention towards the audio, whose
         `readers` multiply it."""
         rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
-        normed = rms_norm(x, self.eps)
         return Streams(
-            modulate(normed, rows[0], rows[1], readers.video), modulate(normed, rows[2], rows[3], readers.audio)
+            normalise_and_modulate(x, self.eps, rows[0], rows[1], readers.video),
+            normalise_and_modulate(x, self.eps, rows[2], rows[3], readers.audio),
         )
 
     def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:

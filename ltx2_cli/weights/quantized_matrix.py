@@ -18,6 +18,7 @@ from ltx2_cli.weights.tensors import MatrixType
 # the largest value of each type; rows are scaled to it
 LARGEST = {np.dtype(jnp.int8): 127.0, np.dtype(jnp.float8_e4m3fn): 448.0}
 LEAST = 1e-30  # of the largest of a row: smaller ones become zeros
+BOUND_MARGIN = 1 + 2**-6  # more than a few roundings to bfloat16 add to a bound
 Place = NamedSharding | Format  # a sharding, with a layout in memory where the device does not choose it
 
 
@@ -75,10 +76,15 @@ def widen(matrix: Matrix, dtype: DTypeLike) -> jax.Array:
     return matrix.astype(dtype)
 
 
-def quantize(matrix: jax.Array, kind: MatrixType) -> QuantizedMatrix:
-    """`matrix` [..., out, in] rotated and rounded to the nearest values; the largest of each row is `LARGEST`."""
+def quantize(matrix: jax.Array, kind: MatrixType, bound: jax.Array | None = None) -> QuantizedMatrix:
+    """`matrix` [..., out, in] rotated and rounded to the nearest values; the largest of each row is `LARGEST`. With an
+    upper `bound` [..., out] of the largest, float32, no pass over the matrix looks for it; the largest value is a
+    little below `LARGEST` then. A bound says nothing of rotated rows."""
     largest, rotated = LARGEST[kind.dtype], rotate_groups(matrix, kind.group_size)
-    most = jnp.max(jnp.abs(rotated), axis=-1).astype(jnp.float32)
+    if bound is None or kind.group_size:
+        most = jnp.max(jnp.abs(rotated), axis=-1).astype(jnp.float32)
+    else:
+        most = bound * BOUND_MARGIN
     # A factor for each row: TPUs divide slowly.
     scaled = rotated.astype(jnp.float32) * jnp.where(most < LEAST, 0, largest / most)[..., None]
     rounded = jnp.round(scaled) if jnp.issubdtype(kind.dtype, jnp.integer) else scaled

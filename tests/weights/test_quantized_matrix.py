@@ -15,13 +15,14 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file as save_torch_file
 
 from kitchen import quantised_file
-from ltx2_cli.nn.layers import Linear
+from ltx2_cli.models.transformer_block import normalise_and_modulate
+from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight
 from ltx2_cli.weights.load import load_weights
-from ltx2_cli.weights.quantized_matrix import bytes_on_device, places, quantize, widen
+from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, bytes_on_device, places, quantize, widen
 from ltx2_cli.weights.tensors import MatrixType
 from tools.weights import random_weights, save
 
@@ -182,6 +183,68 @@ def test_products_in_eight_bits_err_as_rounding_does(matrices: str, axes: tuple[
         np.testing.assert_allclose(direct, prepared, rtol=0, atol=1e-5 * np.abs(exact).max())
         errors.append(np.linalg.norm(direct - exact) / np.linalg.norm(exact))
     assert all(0.5 * np.sqrt(sum(steps)) <= error <= 1.2 * np.sqrt(sum(steps)) for error in errors), (errors, steps)
+
+
+def bfloat16(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
+    return jnp.asarray(scale * np.random.default_rng(seed).standard_normal(shape, np.float32), jnp.bfloat16)
+
+
+@pytest.mark.parametrize("group_size", [0, 16])
+@pytest.mark.parametrize("matrices", HALF_STEP)
+@pytest.mark.parametrize(("scale", "shift"), [(0.1, 0.1), (3.0, 0.0), (0.1, 30.0)])
+def test_bounds_from_the_norm_round_as_well_as_the_largest_values(
+    matrices: str, group_size: int, scale: float, shift: float
+) -> None:
+    """Where modulation scales or shifts much, in one row for all tokens and in one for each: no value is beyond the
+    type, and steps are at most a sixth wider than those of a search."""
+    kind = MatrixType(np.dtype(jnp.dtype(matrices)), group_size, rounds_input=True)
+    reader = Linear(Scope("bfloat16", matrices=kind), 256, D_OUT, ("embed", "heads"), bias=False)
+    x, rows = bfloat16(1, 2, 40, 256), ((2, 1, 256), (2, 40, 256))
+    for shape in rows:
+        factors = bfloat16(2, *shape, scale=scale), bfloat16(3, *shape, scale=shift)
+        rounded = jax.jit(lambda x, a, b: normalise_and_modulate(x, 1e-6, a, b, reader))(x, *factors)
+        exact = widen(
+            quantize(rms_norm(x, 1e-6) * (1 + factors[0]) + factors[1], MatrixType(np.dtype(np.int8))), "float32"
+        )
+        searched = quantize(rms_norm(x, 1e-6) * (1 + factors[0]) + factors[1], kind)
+        assert isinstance(rounded, QuantizedMatrix)
+        assert np.all(np.isfinite(np.asarray(rounded.values, np.float32)))
+        error = widen(rounded, "float32") - exact.astype(jnp.float32)
+        assert jnp.linalg.norm(error) <= 0.04 * jnp.linalg.norm(exact.astype(jnp.float32))
+        wider = np.asarray(rounded.scale / searched.scale)
+        assert (wider.min() >= 0.999) & (np.median(wider) <= (1.0001 if group_size else 1.17))
+
+
+@pytest.mark.parametrize("matrices", HALF_STEP)
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_an_activation_is_rounded_by_a_bound_of_its_input(matrices: str, on_devices: bool) -> None:
+    """GELU of inputs that are large, small, and negative in whole; each device rounds its part. No pass looks for the
+    largest magnitude of the result."""
+    kind = MatrixType(np.dtype(jnp.dtype(matrices)), 0, rounds_input=True)
+    layer = FeedForward(Scope("float32", matrices=kind), D_IN, bias=False)
+    plan = ShardingPlan(MESH, (("mlp", "heads"),), (("rows", "embed"),))
+    draw = np.random.default_rng(4)
+    weights = [draw.standard_normal(shape) for shape in ((4 * D_IN, D_IN), (D_IN, 4 * D_IN))]
+    for linear, weight in zip((layer.up, layer.down), weights, strict=True):
+        value = quantize(jnp.asarray(weight, jnp.float32), kind)
+        place = plan.weight(linear.kernel.axes) if on_devices else one_device(linear.kernel)
+        linear.kernel.set_value(jax.device_put(value, places(value, place)))
+    spread = np.asarray([0.01, 0.1, 1, 10])[:, None, None]
+    x = jnp.asarray(spread * draw.standard_normal((4, 8, D_IN)), jnp.float32)
+
+    def made(layer: FeedForward, x: jax.Array) -> jax.Array:
+        with activate(plan) if on_devices else nullcontext():
+            return layer(x)
+
+    found = np.asarray(jax.jit(made)(layer, x), np.float64)
+    up = torch.from_numpy(np.asarray(x, np.float64) @ weights[0].T)
+    exact = torch.nn.functional.gelu(up, approximate="tanh").numpy() @ weights[1].T
+    errors = np.linalg.norm(found - exact, axis=(1, 2)) / np.linalg.norm(exact, axis=(1, 2))
+    assert errors.max() <= (0.03 if matrices == "int8" else 0.08)
+    if not on_devices:
+        text = str(jax.make_jaxpr(made)(layer, x))
+        assert text.count("reduce_max") == 2  # of the input of the first product, and of its result
+        assert text.count(" abs ") == 1
 
 
 def test_eight_bits_take_half_of_the_memory_of_sixteen(files: TensorFiles) -> None:
