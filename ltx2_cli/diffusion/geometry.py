@@ -13,6 +13,7 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.request.validation import RANGES
 
 NONE_BEFORE = Streams(0, 0)
+USUAL_FPS, FAST_FPS = 30, 60.0  # LTX-2.5 was trained at rates up to the first, and at the second
 SIZE_KEYS = ("num_frames", "height", "width")  # of a clip, in a request and in a file's metadata
 
 
@@ -78,6 +79,12 @@ class Geometry:
     references: tuple[ReferenceGrid, ...] = ()
     generated: int = 0
     first: Streams[int] = NONE_BEFORE  # latents of a longer clip before these, which are a window of it
+    by_segments: bool = False  # of DFR: frames faster than the denoiser was trained at have times of 60 a second
+
+    @property
+    def told_fps(self) -> float:
+        """The frames a second by which the denoiser is told the times of video."""
+        return FAST_FPS if self.by_segments and self.fps > USUAL_FPS else self.fps
 
     def window(self, latents: Streams[slice]) -> Self:
         """The geometry of these latents of the clip. Times count from its first latent of video."""
@@ -88,7 +95,7 @@ class Geometry:
     @property
     def begin(self) -> float:
         """Seconds of the clip before its first latent of video."""
-        return float(self._edges(1, self.scales.time, 1, self.fps, first=self.first.video)[0, 0])
+        return float(self._edges(1, self.scales.time, 1, self.told_fps, first=self.first.video)[0, 0])
 
     def audio_until(self, frames: int) -> int:
         """The number of audio latents beside so many of video, from the begin of a clip with audio; else 0."""
@@ -124,7 +131,7 @@ class Geometry:
     def video_axes(self) -> list[tuple[np.ndarray, ...]]:
         """Centres of latents along time in seconds, height and width in pixels, each float32 [latents]: of the grid
         with its keyframes, and of each reference."""
-        edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.fps)
+        edges = np.asarray(self.keyframes, np.float32).reshape(-1, 2) / np.float32(self.told_fps)
         keyframes = (edges[:, 0] + edges[:, 1]) / 2
         grids = [(np.concatenate([self.edges.video.sum(axis=0) / 2, keyframes]), 1)]
         grids += [(self._reference_seconds(*reference), reference.scale.downscale) for reference in self.references]
@@ -136,7 +143,7 @@ class Geometry:
 
     def _reference_seconds(self, frames: int, scale: ReferenceScale) -> np.ndarray:
         """Centres in seconds of a reference's latents."""
-        return self._edges(frames, self.scales.time, 1, self.fps, scale.temporal).sum(axis=0) / 2
+        return self._edges(frames, self.scales.time, 1, self.told_fps, scale.temporal).sum(axis=0) / 2
 
     def _pixels(self, downscale: int) -> tuple[np.ndarray, np.ndarray]:
         """Centres of latents along height and width, for the clip's size divided by `downscale`."""
@@ -152,7 +159,7 @@ class Geometry:
         """Begin and end of each latent of both streams, in seconds from the begin of the first one of video; float32
         [2, latents]."""
         scales, (first, heard) = self.scales, self.first
-        video = self._edges(self.frames, scales.time, 1, self.fps, first=first)
+        video = self._edges(self.frames, scales.time, 1, self.told_fps, first=first)
         audio = self._edges(self.audio_frames, scales.mel, scales.mel_hop, scales.sampling_rate, first=heard)
         return Streams(video - np.float32(self.begin), audio - np.float32(self.begin))
 

@@ -18,7 +18,6 @@ from ltx2_cli.request.spec import RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 
 KEYFRAME_STRENGTH = 0.95  # of keyframes that are given: they may still settle
-USUAL_FPS, FAST_FPS = 30, 60.0  # the denoiser was trained at rates up to the first, and at the second
 
 
 class SegmentWindow(NamedTuple):
@@ -27,7 +26,6 @@ class SegmentWindow(NamedTuple):
     keyframes: tuple[int, ...]  # of the clip's keyframes, those in it
     generated: int  # the last of them, which are new; those before are given
     kept: int  # the last of these: the window before makes the others
-    fps: float  # for the denoiser
     audio: np.ndarray  # float32 [latents]: their places among the clip's, between which they are interpolated
 
 
@@ -75,7 +73,7 @@ def segment_windows(geometry: Geometry, count: int) -> list[tuple[Streams[slice]
     their latents, the first of these that are left to the window before, and what else they have. Each but the first
     begins a segment early. The last comes first: a window reads latents of the one before it that are not refined yet.
     """
-    scale, fps = geometry.scales.time, FAST_FPS if geometry.fps > USUAL_FPS else geometry.fps
+    scale = geometry.scales.time
     length = (geometry.frames - 1) // geometry.generated
     ends = [*accumulate(segment_counts(geometry.generated, count))]
     windows = []
@@ -83,8 +81,8 @@ def segment_windows(geometry: Geometry, count: int) -> list[tuple[Streams[slice]
         start = max(before - 1, 0)
         latents = slice(start * length, end * length + 1)
         keyframes = _keyframes_within(geometry, start * length * scale, end * length * scale)
-        audio = _audio_places(geometry, latents, fps)
-        inside = SegmentWindow(keyframes, end - start, end - before, fps, audio)
+        audio = _audio_places(geometry, latents)
+        inside = SegmentWindow(keyframes, end - start, end - before, audio)
         overlap = Streams((length + 1) * (start < before), len(audio))
         windows.append((Streams(latents, slice(0, geometry.audio_frames)), overlap, inside))
     return windows[::-1]
@@ -99,14 +97,14 @@ def _keyframes_within(geometry: Geometry, first: int, last: int) -> tuple[int, .
     return (*shown, *(number for number in range(given, len(frames)) if first <= frames[number] <= last))
 
 
-def _audio_places(geometry: Geometry, latents: slice, fps: float) -> np.ndarray:
-    """Places of a window's audio latents among the clip's: as many as it would have at the denoiser's rate of frames,
-    spread over its time."""
+def _audio_places(geometry: Geometry, latents: slice) -> np.ndarray:
+    """Places of a window's audio latents among the clip's: as many as it would have at the rate of frames that the
+    denoiser is told, spread over its time."""
     if not geometry.audio_frames:
         return np.zeros(0, np.float32)
     scales, frames = geometry.scales, (latents.stop - latents.start - 1) * geometry.scales.time + 1
     rate = scales.sampling_rate / scales.mel_hop / scales.mel
-    count = round(frames / fps * rate)
+    count = round(frames / geometry.told_fps * rate)
     begin, step = latents.start * scales.time / geometry.fps * rate, frames / geometry.fps * rate / count
     return np.clip(begin + step * np.arange(count), 0, geometry.audio_frames - 1).astype(np.float32)
 

@@ -270,7 +270,8 @@ def _measure(
     behind = (*shown, *keyframes), tuple(references), segments or len(keyframes)
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, *behind)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
-    geometry = replace(geometry, frames=frames, audio_frames=audio_frames)
+    by_segments = bool(segments or spec.keyframe_segments)
+    geometry = replace(geometry, frames=frames, audio_frames=audio_frames, by_segments=by_segments)
     for _, (downscale, _) in references:
         if geometry.height % downscale or geometry.width % downscale:
             multiple = downscale * arch.compression.pixels

@@ -30,7 +30,6 @@ class ClipWindow(NamedTuple):
             clip,
             frames=self.latents.video.stop - self.latents.video.start,
             audio_frames=len(inside.audio),
-            fps=inside.fps,
             keyframes=tuple((begin - first, end - first) for begin, end in own),
             generated=inside.generated,
         )

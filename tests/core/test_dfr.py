@@ -70,7 +70,7 @@ def by_diffusers(
     drawing = iter([torch.from_numpy(np.array(stream)) for noise in noises for stream in noise])
     monkeypatch.setattr(pipeline_ltx2_dfr, "randn_tensor", lambda shape, **others: next(drawing).reshape(shape))
     words = {"prompt": PROMPT, "num_frames": 49, "max_sequence_length": TEXT_TOKENS, "output_type": "latent"}
-    words |= {"conditions": conditions, "generate_slots": slots}
+    words |= {"conditions": conditions, "generate_slots": slots, "frame_rate": plan.spec.fps}
     first = pipeline(height=64, width=96, **words)
     assert first.keyframe_positions == ([24, 48] if slots else None)
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(model.folder / "latent_upsampler")
@@ -93,10 +93,11 @@ def by_diffusers(
     return [*normalised(model.pipeline, second.frames, first.audio)]
 
 
-@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize(("images", "fps"), [(False, 50.0), (True, 24.0)])
 def test_both_stages_equal_those_of_the_reference(
-    model: Checkpoint, images: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Checkpoint, images: bool, fps: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also above the rates of frames that the denoiser is told as they are."""
     shown, theirs = [], []
     if images:
         for number, (frame, index, strength) in enumerate([(0, 0, 1.0), (17, 3, 0.6)]):
@@ -104,7 +105,7 @@ def test_both_stages_equal_those_of_the_reference(
             Image.fromarray(pixels).save(tmp_path / f"{number}.png")
             shown.append({"path": str(tmp_path / f"{number}.png"), "frame": frame, "strength": strength})
             theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, strength, 0))
-    plan = asked(model, conditions=shown, compat="diffusers", **{"second_stage.keep_audio": True})
+    plan = asked(model, conditions=shown, fps=fps, compat="diffusers", **{"second_stage.keep_audio": True})
     wanted = by_diffusers(model, plan, monkeypatch, theirs)
     errors = [relative_error(got, stream) for got, stream in zip(final_latents(plan), wanted, strict=True)]
     assert max(errors) <= 2e-4

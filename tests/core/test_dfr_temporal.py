@@ -316,7 +316,7 @@ def test_the_published_round_is_planned_without_its_files() -> None:
     )
     assert (plan.num_frames, plan.spec.fps, plan.latent_shapes.video[2]) == (241, 48.0, 31)
     inside = [stage.window(number).geometry for number in range(2)][::-1]  # in the order of time
-    assert [(part.frames, part.generated, len(part.keyframes), part.fps) for part in inside] == [
+    assert [(part.frames, part.generated, len(part.keyframes), part.told_fps) for part in inside] == [
         (19, 3, 6, 60),
         (19, 3, 7, 60),
     ]

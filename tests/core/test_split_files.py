@@ -18,6 +18,7 @@ from clips import final_latents
 from duration_heads import duration_head, published_names
 from kitchen import quantised_file
 from ltx2_cli import load, read_spec, resolve
+from ltx2_cli.core.programs import forbid_compilation
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.videos import open_video
@@ -236,6 +237,17 @@ def test_metadata_that_contradict_the_tensors_are_refused(file: Path, tmp_path: 
     restated(denoiser, model_version="2.3")
     with pytest.raises(UsageError, match=r"vae.norm_layer is 'group_norm'.*model_version is '2.3', .* of ltx2.5"):
         plan_of(denoiser)
+
+
+def test_another_prompt_and_seed_compile_nothing(folder: Path) -> None:
+    """The latents of both stages of the distilled recipe, with keyframes."""
+    short = {"recipe": "distilled", "sigmas": [1.0, 0.8, 0.0], "second_stage.sigmas": [0.9, 0.0], "keyframes": 1}
+    first, other = (plan_of(folder, prompt=prompt, seed=seed, **short) for prompt, seed in (("rain", 3), ("a fox", 4)))
+    made = final_latents(first)
+    with forbid_compilation([]):
+        again, new = final_latents(first), final_latents(other)
+    assert [stream.tobytes() for stream in again] == [stream.tobytes() for stream in made]
+    assert not np.array_equal(made[0], new[0])
 
 
 @pytest.mark.slow

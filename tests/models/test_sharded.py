@@ -26,7 +26,7 @@ from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.weights.declare import Scope, Weight, is_weight, map_weights, weights
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, places, quantize
 from ltx2_cli.weights.tensors import MatrixType
-from model_versions import LTX2, LTX2_3
+from model_versions import LTX2, LTX2_3, LTX2_5
 from tools.train_demo.arch import TEXT_CONFIG
 from tools.weights import random_weights
 
@@ -186,15 +186,16 @@ STATES, CHANNELS = 4, 64  # of the text encoder that the connectors are made for
 def text_network(name: str) -> tuple[nnx.Module, np.ndarray]:
     """The text encoder, or a model version's connectors, with weights; and what it reads of two prompts."""
     scope, draw = Scope(jnp.float32), np.random.default_rng(3)
-    if name == "text encoder":
-        network, read = Gemma(scope, gemma_arch(TWO_LAYERS, name)), draw.integers(1, 99, MASK.shape, np.int32)
+    encoders = {"text encoder": gemma_arch(TWO_LAYERS, name), "text encoder of 2.5": LTX2_5.text_encoder}
+    if name in encoders:
+        network, read = Gemma(scope, encoders[name]), draw.integers(1, 99, MASK.shape, np.int32)
     else:
         network = TextConnectors(scope, {"2.0": LTX2, "2.3": LTX2_3}[name].connectors)
         read = draw.standard_normal((len(MASK), STATES, TEXT_TOKENS, CHANNELS), np.float32)
     return random_weights(network, seed=4, scale=0.2), read
 
 
-@pytest.mark.parametrize("name", ["text encoder", "2.0", "2.3"])
+@pytest.mark.parametrize("name", ["text encoder", "text encoder of 2.5", "2.0", "2.3"])
 def test_every_mesh_gives_the_same_text_features(name: str) -> None:
     network, read = text_network(name)
 
