@@ -10,7 +10,7 @@ from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.plan.step_cost import BY_DIFFUSION, OVER_LEAST
+from ltx2_cli.plan.step_cost import BY_DIFFUSION, IN_EIGHT_BITS, OVER_LEAST
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,8 @@ def test_expected_times_have_the_ratios_of_the_rows() -> None:
     rows, ratios = plans.read_rows(), dict[str, list[float]]()
     for name, row in rows.items():
         if "floor" in row:
-            ratios.setdefault("denoise", []).append(sum(row["cycles"]["by_scope"].values()) / row["floor"])
+            phase = "in eight bits" if name in plans.EIGHT_BITS else "denoise"
+            ratios.setdefault(phase, []).append(sum(row["cycles"]["by_scope"].values()) / row["floor"])
             continue
         seconds, least = {}, row["least_seconds"]
         for network, program in row["programs"].items():
@@ -61,7 +62,7 @@ def test_expected_times_have_the_ratios_of_the_rows() -> None:
             ratios.setdefault(phase, []).append(seconds[network] / least[network])
         decoding = seconds["frames"] + seconds["audio"]
         ratios.setdefault("decode", []).append(decoding / (least["frames"] + least["audio"]))
-    stated = {**OVER_LEAST, "by diffusion": BY_DIFFUSION}
+    stated = {**OVER_LEAST, "by diffusion": BY_DIFFUSION, "in eight bits": IN_EIGHT_BITS}
     assert ratios.keys() == stated.keys()
     for phase, found in ratios.items():
         assert (min(found), max(found)) == pytest.approx(tuple(stated[phase]), rel=0.1), phase

@@ -46,8 +46,8 @@ OVER_LEAST: Mapping[str, Interval] = {
     "decode": Interval(4.2, 6.0),
 }
 ON_A_GPU = Interval(1.25, 2.1)
-# With products in eight bits, by the schedules of LTX-2.3 at 768x512: v5e:2x4 1.4, tpu7x:2x2x1 2.0, v6e:2x4 2.3.
-IN_EIGHT_BITS = Interval(1.4, 2.4)
+# With products in eight bits, likewise.
+IN_EIGHT_BITS = Interval(1.4, 2.2)
 # Decoding by diffusion, whose attention multiplies more than its windows and takes powers of what it masks. By the
 # schedules for 768x512.
 BY_DIFFUSION = Interval(10.8, 11.3)
