@@ -21,7 +21,8 @@ from ltx2_cli.request.validation import random_seed
 from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
-ONE_STAGE, TWO_STAGE, HQ, DISTILLED, DFR = "one_stage", "two_stage", "hq", "distilled", "dfr"
+ONE_STAGE, TWO_STAGE, HQ = "one_stage", "two_stage", "hq"
+DISTILLED, DFR, DFR_TEMPORAL = FOR_DISTILLED = "distilled", "dfr", "dfr_temporal"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 NOT_DISTILLED = {"dev", "undistilled"}
 

@@ -17,6 +17,7 @@ from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
     DFR,
     DISTILLED,
+    FOR_DISTILLED,
     HQ,
     ONE_STAGE,
     TWO_STAGE,
@@ -55,7 +56,7 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
         yield f"nag_scale and guidance_scale both lead away from the negative prompt, and add up; without a pass: {one}"
     if spec.recipe == ONE_STAGE and distilled:
         yield f"this model is distilled, the recipe `one_stage` is not for it: {typed('recipe', DISTILLED)}"
-    if spec.recipe not in (DISTILLED, DFR):
+    if spec.recipe not in FOR_DISTILLED:
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
         yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {typed('recipe', ONE_STAGE)}"

@@ -21,7 +21,7 @@ from loras import ORIGINAL, write_lora
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import run_phases, state_from_latents
+from ltx2_cli.core.run import latent_programs, run_phases, state_from_latents
 from ltx2_cli.core.stage_programs import _noise, stage_programs, window_seeds
 from ltx2_cli.core.write import _keyframes
 from ltx2_cli.diffusion.latents import from_tokens, open_latents
@@ -165,6 +165,7 @@ def test_a_round_equals_that_of_the_reference(
     plan = asked(
         model, source, compat="diffusers", conditions=shown, **size, **{"second_stage.keyframe_windows": windows}
     )
+    assert "this model is not distilled, the recipe `dfr_temporal` is not for it" in " ".join(plan.warnings)
     start = state_from_latents([clip], keyframes=[keyframes])
     *_, state = run_phases(plan, start, Components(plan), Report())
     wanted = by_diffusers(model, plan, clip, keyframes, fps, theirs, monkeypatch)
@@ -323,3 +324,7 @@ def test_the_published_round_is_planned_without_its_files() -> None:
     assert [part.keyframes[0] for part in inside] == [(48, 49), (0, 1)]
     assert [part.audio_frames for part in inside] == [60, 60]
     assert [window.overlap.video for window in stage.windows] == [7, 0]
+    assert not plan.warnings
+    start = state_from_latents([Streams(*(np.zeros(shape, np.float32) for shape in shapes))])
+    loops = [program.name for program in latent_programs(plan, start) if program.name.startswith("denoise")]
+    assert loops == ["denoise of 53040 tokens", "denoise of 51000 tokens"]  # with a keyframe at the begin, and without
