@@ -117,7 +117,7 @@ def by_diffusers(
         num_frames=8 * count + 1,
         frame_rate=fps,
         source_seconds=clip.audio.shape[2] / 25,
-        round_index={2: 1, 4: 2}[len(stage.windows)],
+        round_index={1: 1, 2: 1, 4: 2}[len(stage.windows)],
         sigmas=stage.sigmas[:-1].tolist(),
         max_sequence_length=TEXT_TOKENS,
         output_type="latent",
@@ -135,7 +135,13 @@ def draws_of(program: Any, phase: Denoise, plan: Plan) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("segments", "windows", "fps", "images", "strength"),
-    [(3, 2, 12.5, False, 1.0), (3, 2, 25.0, True, 0.95), (3, 2, 25.0, True, 1.0), (6, 4, 25.0, False, 1.0)],
+    [
+        (1, 1, 25.0, False, 1.0),
+        (3, 2, 12.5, False, 1.0),
+        (3, 2, 25.0, True, 0.95),
+        (3, 2, 25.0, True, 1.0),
+        (6, 4, 25.0, False, 1.0),
+    ],
 )
 def test_a_round_equals_that_of_the_reference(
     model: Checkpoint,
@@ -147,8 +153,9 @@ def test_a_round_equals_that_of_the_reference(
     images: bool,
     strength: float,
 ) -> None:
-    """Windows of one size and of two, below and above the rates that are told as they are, with images at the begin and
-    later. Keyframes in part are at a noise level of their own here; there noise is added to them in whole."""
+    """One window, windows of one size and of two, below and above the rates that are told as they are, with images at
+    the begin and later. Keyframes in part are at a noise level of their own here; there noise is added to them in
+    whole."""
     monkeypatch.setattr(keyframe_windows, "KEYFRAME_STRENGTH", strength)
     monkeypatch.setattr(pipeline_ltx2_dfr_temporal_refine, "ANCHOR_KEYFRAME_STRENGTH", strength)
     clip, keyframes = drawn(model, segments, fps)
