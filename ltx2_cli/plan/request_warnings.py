@@ -16,6 +16,7 @@ from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
     DFR,
+    DFR_TEMPORAL,
     DISTILLED,
     FOR_DISTILLED,
     HQ,
@@ -59,7 +60,8 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     if spec.recipe not in FOR_DISTILLED:
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
-        yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {typed('recipe', ONE_STAGE)}"
+        cure = f"no {option_name('recipe')}" if spec.recipe == DFR_TEMPORAL else typed("recipe", ONE_STAGE)
+        yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {cure}"
         return
     unguided = " ".join(
         typed(f"guidance.{stream}.{name}", vars(NO_GUIDANCE)[name])
