@@ -136,7 +136,7 @@ def _shapes(plan: Plan, place: tuple[int, int, int, int], names: set[str]) -> di
     if min(place) < 0 or number > len(plan.phases) or written > clean_videos(plan, number, batch):
         return None
     rows, shapes, steps, batches = len(plan.seeds), plan.latent_shapes, 0, 1
-    behind = plan.stages[-1].behind_tokens
+    behind = plan.stages[-1].behind_tokens if plan.stages[-1].kept_keyframes else 0
     kept: dict[str, Streams[LatentShape]] = {}
     if number < len(plan.phases):
         phase = plan.phases[number]

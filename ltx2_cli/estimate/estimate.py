@@ -281,11 +281,8 @@ def record(estimate: Estimate) -> dict[str, Any]:
 
 def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
     plan, stage, forward = whole.plan, estimate.stage, estimate.forward
-    geometry, scale, frames = (
-        stage.geometry,
-        plan.arch.compression,
-        max(window.latents.video.stop for window in stage.windows),
-    )
+    geometry, scale = stage.geometry, plan.arch.compression
+    frames = max(window.latents.video.stop for window in stage.windows)
     tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {

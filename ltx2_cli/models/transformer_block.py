@@ -21,9 +21,11 @@ from ltx2_cli.weights.quantized_matrix import Matrix
 NO_TEXT: Streams[KeysValues | None] = Streams(None, None)
 
 
-def modulate(x: jax.Array, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
-    """x·(1 + scale) + shift, as the product of `reader` reads it."""
-    return reader.prepare(x * (1 + scale) + shift)
+def modulate(
+    x: jax.Array, scale: jax.Array, shift: jax.Array, reader: Linear, bound: Callable[[], jax.Array] | None = None
+) -> Matrix:
+    """x·(1 + scale) + shift, as the product of `reader` reads it; `bound` as of `Linear.prepare`."""
+    return reader.prepare(x * (1 + scale) + shift, bound)
 
 
 def normalise_and_modulate(x: jax.Array, eps: float, scale: jax.Array, shift: jax.Array, reader: Linear) -> Matrix:
@@ -34,7 +36,7 @@ def normalise_and_modulate(x: jax.Array, eps: float, scale: jax.Array, shift: ja
         largest = jnp.max(jnp.abs(x.astype(jnp.float32) * (1 + scale)), axis=-1)
         return rms_scale(x, eps)[..., 0] * largest + jnp.max(jnp.abs(shift.astype(jnp.float32)), axis=-1)
 
-    return reader.prepare(rms_norm(x, eps) * (1 + scale) + shift, bound)
+    return modulate(rms_norm(x, eps), scale, shift, reader, bound)
 
 
 class Stream(nnx.Module):

@@ -24,6 +24,14 @@ Padding = tuple[tuple[int, int], ...]  # elements added before and after each ax
 IMAGE_AXES = ("height", "width")  # mesh axes that split images, inside `jax.shard_map`
 
 
+class BoundedActivation(NamedTuple):
+    """A function of the input of a product, and an upper bound of its magnitude in each row, float32 [...], from that
+    input [..., channels]."""
+
+    function: Callable[[jax.Array], jax.Array]
+    bound: Callable[[jax.Array], jax.Array]
+
+
 class Linear(nnx.Module):
     """y = x·Wᵀ + b over the last axis. `axes` are the logical axes of (input, output). W is (out, in), as on disk:
     loading moves no element, and XLA's products are as fast with either order."""
@@ -39,7 +47,7 @@ class Linear(nnx.Module):
         return materialize(x if self._split_input() else self._rounded(x, bound))
 
     def after(
-        self, activation: "BoundedActivation", x: Float[jax.Array, "*batch d_in"]
+        self, activation: BoundedActivation, x: Float[jax.Array, "*batch d_in"]
     ) -> Float[jax.Array, "*batch d_out"]:
         """The result for an activation of x."""
         plan = active()
@@ -107,7 +115,7 @@ def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) ->
 
 
 def _sum_over_parts(
-    x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str, activation: "BoundedActivation | None" = None
+    x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str, activation: BoundedActivation | None = None
 ) -> jax.Array:
     """The product of inputs, or of an activation of them, that lie along a mesh axis: each device rounds its part of a
     token by itself, and sums are sent in x's dtype."""
@@ -149,14 +157,6 @@ def layer_norm(x: Float[jax.Array, "*batch dim"], eps: float) -> Float[jax.Array
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     return (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
-
-
-class BoundedActivation(NamedTuple):
-    """A function of the input of a product, and an upper bound of its magnitude in each row, float32 [...], from that
-    input [..., channels]."""
-
-    function: Callable[[jax.Array], jax.Array]
-    bound: Callable[[jax.Array], jax.Array]
 
 
 def _gelu(x: jax.Array) -> jax.Array:

@@ -136,7 +136,9 @@ class Stage:
 
     @cached_property
     def largest_window(self) -> "Stage":
-        """The stage for the latents of the window that has the most."""
+        """The stage for the latents of the window that has the most; all have as many, but between keyframes."""
+        if not self.between_keyframes:
+            return self.window(0)
         return self.window(max(range(len(self.windows)), key=lambda number: self._tokens_at_once(number)[0]))
 
     @property
@@ -147,6 +149,8 @@ class Stage:
 
     def first_alike(self, number: int) -> int:
         """The first window that has the same programs as this one: all have, but between keyframes."""
+        if not self.between_keyframes:
+            return 0
         sizes = [self._tokens_at_once(other) for other in range(number + 1)]
         return sizes.index(sizes[number])
 

@@ -154,11 +154,20 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     wanted = [load_file(path) for path in sorted(tmp_path.glob("whole-s*.safetensors"))]
     assert [clip["video"].shape for clip in wanted] == [(1, 8, 3, 4, 4)] * 2
     make("eight", "--sharding", "ironwood")
-    for number, place in enumerate([(0, 1, 1), (1, 0, 0), (2, 1, 1)]):
+    for number, place in enumerate([(0, 1, 1), (1, 0, 0), (2, 1, 1), (3, 0, 0)]):
         with signal_at(place):
             make(f"stopped{number}", "--save-run", "--save-run-every", "0", status=130)
         (unfinished,) = tmp_path.glob(f"stopped{number}*.run")
         assert run_program(monkeypatch, "resume", str(unfinished)) == 0
+    alone = ["--set", "keyframe_segments=[]"]  # follows the first stage without keyframes
+    make("alone", *alone)
+    with signal_at((3, 0, 0)):
+        make("cut", *alone, "--save-run", "--save-run-every", "0", status=130)
+    assert run_program(monkeypatch, "resume", *map(str, tmp_path.glob("cut*.run"))) == 0
+    for seed in (3, 4):
+        cut, whole = (load_file(f"{name}-s{seed}.safetensors") for name in ("cut", "alone"))
+        assert (tmp_path / f"cut-s{seed}.mp4").is_file()
+        assert [cut[name].tobytes() for name in whole] == [tokens.tobytes() for tokens in whole.values()]
     make("draft", "--draft")
     drafts = sorted(map(str, tmp_path.glob("draft-s*.safetensors")))
     assert load_file(drafts[0])["keyframes"].shape == (1, 8, 2, 2, 2)
@@ -180,7 +189,7 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 1  # the clip itself is the same
     assert f"differs from {drafts[1]}: keyframes is the first" in capsys.readouterr().err
     assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments
-    for name in ("eight", "stopped0", "stopped1", "stopped2", "up"):
+    for name in ("eight", "stopped0", "stopped1", "stopped2", "stopped3", "up"):
         for path, clip in zip(sorted(tmp_path.glob(f"{name}-s*.safetensors")), wanted, strict=True):
             for stream, tokens in load_file(path).items():
                 assert np.linalg.norm(tokens - clip[stream]) <= 2e-5 * np.linalg.norm(clip[stream]), name

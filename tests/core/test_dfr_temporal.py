@@ -19,12 +19,13 @@ from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
 from devices import tpus
 from loras import ORIGINAL, write_lora
 from ltx2_cli import read_spec, resolve
+from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.run import latent_programs, run_phases, state_from_latents
-from ltx2_cli.core.stage_programs import _noise, stage_programs, window_seeds
-from ltx2_cli.core.write import _keyframes
-from ltx2_cli.diffusion.latents import from_tokens, open_latents
+from ltx2_cli.core.run import latent_programs, state_from_latents
+from ltx2_cli.core.stage_programs import stage_programs, window_seeds
+from ltx2_cli.core.write import write
+from ltx2_cli.diffusion.latents import noise, noise_behind, open_latents, to_tokens
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.plan import keyframe_windows
 from ltx2_cli.plan.phases import Denoise
@@ -126,11 +127,14 @@ def by_diffusers(
 
 def draws_of(program: Any, phase: Denoise, plan: Plan) -> list[torch.Tensor]:
     """The noise of the video of a window: at its begin, and of each step."""
-    seeds, geometry = window_seeds(plan.seeds, phase), phase.stage.geometry
-    behind = geometry.video_tokens - geometry.grid_tokens
-    options = {"shapes": phase.stage.shapes, "stage": 1, "behind": behind}
-    made = [program(seeds), *(_noise(seeds, step, **options) for step in range(phase.stage.steps))]
-    return [torch.from_numpy(np.array(noise.video)) for noise in made]
+    (seed,), stage = window_seeds(plan.seeds, phase), phase.stage
+    tokens, channels = stage.token_shapes.video
+    behind = tokens - stage.geometry.grid_tokens, channels
+    made = [program(np.asarray([seed])).video]
+    for step in range(stage.steps):
+        grid = to_tokens(noise(seed, stage.shapes, 1, step)).video
+        made.append(np.concatenate([grid, noise_behind(seed, behind, 1, step)[None]], axis=1))
+    return [torch.from_numpy(np.array(each)) for each in made]
 
 
 @pytest.mark.parametrize(
@@ -169,21 +173,20 @@ def test_a_round_equals_that_of_the_reference(
         shown.append({"path": str(tmp_path / f"{number}.png"), "frame": frame})
         theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, 1.0, 0))
     source = InitialLatents(Streams(clip.video.shape, clip.audio.shape), fps, segments)
-    plan = asked(
-        model, source, compat="diffusers", conditions=shown, **size, **{"second_stage.keyframe_windows": windows}
-    )
+    saved = {"save_latents": str(tmp_path / "made.safetensors"), "output": str(tmp_path / "made.mp4")}
+    rounds = {"second_stage.keyframe_windows": windows, "compat": "diffusers"}
+    plan = asked(model, source, conditions=shown, **size, **saved, **rounds)
     assert "this model is not distilled, the recipe `dfr_temporal` is not for it: no --recipe" in plan.warnings
     start = state_from_latents([clip], keyframes=[keyframes])
-    *_, state = run_phases(plan, start, Components(plan), Report())
+    ((path, _),) = write(plan, Components(plan), Report(), Product.latents, start)
+    made = load_file(path)
     wanted = by_diffusers(model, plan, clip, keyframes, fps, theirs, monkeypatch)
-    video, heard = from_tokens(Streams(*map(np.asarray, state.latents)), plan.latent_shapes)
-    made = _keyframes(plan, state, 0)
     frames, kept = (normalised(model.pipeline, each, wanted.audio)[0] for each in (wanted.frames, wanted.keyframes))
     assert wanted.keyframe_positions == [8 * number for number in range(1, 2 * segments + 1)]
     most = 2e-5 if strength == 1 else 2e-3
-    assert relative_error(video, frames) <= most
-    assert relative_error(made, kept) <= most
-    np.testing.assert_array_equal(heard, clip.audio)
+    assert relative_error(made["video"], frames) <= most
+    assert relative_error(made["keyframes"], kept) <= most
+    np.testing.assert_array_equal(made["audio"], clip.audio)
 
 
 @pytest.fixture(scope="module")
