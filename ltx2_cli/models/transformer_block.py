@@ -2,7 +2,6 @@
 noise level (arXiv:2601.03233)."""
 
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
 import jax
@@ -13,11 +12,14 @@ from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.models.transformer_inputs import Arrays, PassMasks, StreamInputs
 from ltx2_cli.nn.attention import Attention, KeysValues, Mask, TokenAxis
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm, rms_scale
+from ltx2_cli.nn.token_parts import LayerStep, join_tokens, run_in_parts
 from ltx2_cli.parallel.constrain import constrain_and_keep_row_major
+from ltx2_cli.parallel.pairs import Exchanged
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.quantized_matrix import Matrix
 
+Started = jax.Array | Exchanged  # of an output layer
 NO_TEXT: Streams[KeysValues | None] = Streams(None, None)
 
 
@@ -63,48 +65,83 @@ class Stream(nnx.Module):
 
     @jax.named_scope("self_attention")
     def attend_to_itself(self, x: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
-        """x after self-attention."""
+        """Self-attention to x, without its output layer, by heads."""
         rope, tokens = inputs.own_rope, inputs.tokens
-        shift, scale, gate = inputs.rows(self.table[:3], inputs.modulation.self_and_mlp[..., :3, :])
+        shift, scale = inputs.rows(self.table[:2], inputs.modulation.self_and_mlp[..., :2, :])
         normed = normalise_and_modulate(x, self.eps, scale, shift, self.self_attention.to_q)
         context = self.self_attention.keys_values(normed)
-        where = (tokens, tokens), (rope, rope), mask, inputs.references
-        return x + self.self_attention(normed, context, *where) * gate
+        return self.self_attention.gather(normed, context, (tokens, tokens), (rope, rope), mask, inputs.references)
 
-    @jax.named_scope("text_attention")
-    def attend_to_text(
-        self, x: jax.Array, inputs: StreamInputs, text: KeysValues, away: KeysValues | None
-    ) -> jax.Array:
+    def before_exchange(self, text: KeysValues, away: KeysValues | None) -> list[LayerStep]:
+        """The steps before attention between the streams, from x and self-attention by heads."""
+        return [self.add_self_attention(), self.attend_to_text(text, away)]
+
+    def run_alone(self, x: jax.Array, gathered: jax.Array, before: list[LayerStep], inputs: StreamInputs) -> jax.Array:
+        """x after a layer without the other stream."""
+        return run_in_parts([*before, self.mlp()], (x, gathered), inputs)
+
+    def add_self_attention(self) -> LayerStep:
+        """From x and self-attention by heads, x after self-attention."""
+
+        @jax.named_scope("self_attention")
+        def start(state: tuple[jax.Array, jax.Array], inputs: StreamInputs) -> Started:
+            return self.self_attention.start(state[1], inputs.tokens)
+
+        @jax.named_scope("self_attention")
+        def finish(state: tuple[jax.Array, jax.Array], started: Started, inputs: StreamInputs) -> jax.Array:
+            (gate,) = inputs.rows(self.table[2:3], inputs.modulation.self_and_mlp[..., 2:3, :])
+            return state[0] + self.self_attention.finish(started, inputs.tokens) * gate
+
+        return LayerStep(start, finish)
+
+    def attend_to_text(self, text: KeysValues, away: KeysValues | None) -> LayerStep:
         """x after attention to the text, or to the texts of segments, guided away from the text `away`."""
-        axes = inputs.tokens, TokenAxis()
 
-        def attended(queries: Matrix) -> jax.Array:
+        @jax.named_scope("text_attention")
+        def start(x: jax.Array, inputs: StreamInputs) -> Started:
+            if self.text_table is None:
+                queries: Matrix = rms_norm(x, self.eps)
+            else:
+                shift, scale = inputs.rows(self.table[6:8], inputs.modulation.self_and_mlp[..., 6:8, :])
+                queries = normalise_and_modulate(x, self.eps, scale, shift, self.text_attention.to_q)
+            axes = inputs.tokens, TokenAxis()
             if away is None and inputs.segments is None:
-                return self.text_attention(queries, text, axes)
-            return self.text_attention.to_texts(queries, text, axes, inputs.segments, away, inputs.nag)
+                gathered = self.text_attention.gather(queries, text, axes)
+            else:
+                gathered = self.text_attention.gather_texts(queries, text, axes, inputs.segments, away, inputs.nag)
+            return self.text_attention.start(gathered, inputs.tokens)
 
-        if self.text_table is None:
-            return x + attended(rms_norm(x, self.eps))
-        shift, scale, gate = inputs.rows(self.table[6:9], inputs.modulation.self_and_mlp[..., 6:9, :])
-        queries = normalise_and_modulate(x, self.eps, scale, shift, self.text_attention.to_q)
-        return x + attended(queries) * gate
+        @jax.named_scope("text_attention")
+        def finish(x: jax.Array, started: Started, inputs: StreamInputs) -> jax.Array:
+            attended = self.text_attention.finish(started, inputs.tokens)
+            if self.text_table is None:
+                return x + attended
+            (gate,) = inputs.rows(self.table[8:9], inputs.modulation.self_and_mlp[..., 8:9, :])
+            return x + attended * gate
 
-    @jax.named_scope("feed_forward")
-    def mlp(self, x: jax.Array, inputs: StreamInputs) -> jax.Array:
+        return LayerStep(start, finish)
+
+    def mlp(self) -> LayerStep:
         """x after the feed-forward."""
-        shift, scale, gate = inputs.rows(self.table[3:6], inputs.modulation.self_and_mlp[..., 3:6, :])
-        normed = normalise_and_modulate(x, self.eps, scale, shift, self.feed_forward.up)
-        y = x + self.feed_forward(normed) * gate
-        return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
 
-    def cross_inputs(self, x: jax.Array, inputs: StreamInputs, readers: Streams[Linear]) -> Streams[Matrix]:
-        """Normalised x, modulated for the attention towards the video and for the attention towards the audio, whose
-        `readers` multiply it."""
-        rows = inputs.rows(self.cross_table[:4], inputs.modulation.cross)
-        return Streams(
-            normalise_and_modulate(x, self.eps, rows[0], rows[1], readers.video),
-            normalise_and_modulate(x, self.eps, rows[2], rows[3], readers.audio),
-        )
+        @jax.named_scope("feed_forward")
+        def start(x: jax.Array, inputs: StreamInputs) -> Started:
+            shift, scale = inputs.rows(self.table[3:5], inputs.modulation.self_and_mlp[..., 3:5, :])
+            return self.feed_forward.start(normalise_and_modulate(x, self.eps, scale, shift, self.feed_forward.up))
+
+        @jax.named_scope("feed_forward")
+        def finish(x: jax.Array, started: Started, inputs: StreamInputs) -> jax.Array:
+            (gate,) = inputs.rows(self.table[5:6], inputs.modulation.self_and_mlp[..., 5:6, :])
+            y = x + self.feed_forward.finish(started) * gate
+            return constrain_and_keep_row_major(y, ("rows", inputs.tokens.name, None))
+
+        return LayerStep(start, finish)
+
+    def cross_input(self, x: jax.Array, inputs: StreamInputs, to: int, reader: Linear) -> Matrix:
+        """Normalised x, modulated for the attention towards the video (0) or the audio (1), as `reader` reads it."""
+        of_attention = slice(2 * to, 2 * to + 2)
+        scale, shift = inputs.rows(self.cross_table[of_attention], inputs.modulation.cross[..., of_attention, :])
+        return normalise_and_modulate(x, self.eps, scale, shift, reader)
 
     def add_cross(self, x: jax.Array, gathered: jax.Array, inputs: StreamInputs, mask: Mask | None) -> jax.Array:
         """x plus the gated attention to the other stream, `gathered`, where `mask` is true. `gathered` may lack the
@@ -158,32 +195,57 @@ class Block(nnx.Module):
         """x [rows, tokens, dim] of both streams after this layer. `isolated` rows, the last of each video, have no
         attention between the streams; 0: `masks` decides. Attention to the text is guided away from the text `away`."""
         streams, perturbed = Streams(self.video, self.audio), masks.self_attention
-        x = map_streams(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
-        x = map_streams(Stream.attend_to_text, streams, x, inputs, text, away)
-        x = self._exchange(x, inputs, masks.cross_modal, isolated)
-        return map_streams(Stream.mlp, streams, x, inputs)
+        gathered = map_streams(Stream.attend_to_itself, streams, x, inputs, Streams(perturbed, perturbed))
+        steps = map_streams(Stream.before_exchange, streams, text, away)
+        states = Streams(*zip(x, gathered, strict=True))
+        if not (self.video and self.audio and inputs.video and inputs.audio):
+            return map_streams(Stream.run_alone, streams, x, gathered, steps, inputs)
+        audio = run_in_parts(steps.audio, states.audio, inputs.audio)
+        exchange = self._exchange(0, self._keys_values(0, audio, inputs.audio, isolated), inputs, masks, isolated)
+        to_audio: list[KeysValues] = []  # of each part of the video
+
+        def start(x: jax.Array, inputs: StreamInputs) -> Started:
+            to_audio.append(self._keys_values(1, x, inputs, isolated))
+            return exchange.start(x, inputs)
+
+        video_steps = [*steps.video, exchange._replace(start=start), self.video.mlp()]
+        video = run_in_parts(video_steps, states.video, inputs.video)
+        name = inputs.video.tokens.name
+        context = KeysValues(*(join_tokens(parts, name) for parts in zip(*to_audio, strict=True)))
+        exchange = self._exchange(1, context, inputs, masks, isolated)
+        return Streams(video, run_in_parts([exchange, self.audio.mlp()], (audio,), inputs.audio))
 
     @jax.named_scope("exchange")
-    def _exchange(self, x: Arrays, inputs: Streams[Any], mask: Mask | None, isolated: int) -> Arrays:
-        """Audio-to-video and video-to-audio attention; both read the streams as they were before."""
-        if not (self.video and self.audio and self.audio_to_video and self.video_to_audio):
-            return x
-        streams = (self.video, self.audio)
-        tokens, ropes = ((inputs.video.tokens, inputs.audio.tokens), (inputs.video.cross_rope, inputs.audio.cross_rope))
-        cross_modal = (
-            Streams(*(y.reshape(isolated, -1, *y.shape[1:])[:, :-1].reshape(-1, *y.shape[1:]) for y in x))
-            if isolated
-            else x
-        )
-        readers = (
-            Streams(self.audio_to_video.to_q, self.video_to_audio.to_k),
-            Streams(self.audio_to_video.to_k, self.video_to_audio.to_q),
-        )
-        video, audio = map(Stream.cross_inputs, streams, cross_modal, inputs, readers)
-        audio_kv = self.audio_to_video.keys_values(audio.video)
-        video_kv = self.video_to_audio.keys_values(video.audio)
-        gathered = (
-            self.audio_to_video(video.video, audio_kv, tokens, ropes),
-            self.video_to_audio(audio.audio, video_kv, tokens[::-1], ropes[::-1]),
-        )
-        return Streams(*map(Stream.add_cross, streams, x, gathered, inputs, repeat(mask)))
+    def _keys_values(self, to: int, x: jax.Array, inputs: StreamInputs, isolated: int) -> KeysValues:
+        """Keys and values of one stream for the attention towards the other: the video (0) or the audio (1)."""
+        stream, attention = ((self.audio, self.audio_to_video), (self.video, self.video_to_audio))[to]
+        assert stream
+        assert attention
+        exchanging = _without_isolated(x, isolated)
+        return attention.keys_values(stream.cross_input(exchanging, inputs, to, attention.to_k))
+
+    def _exchange(
+        self, to: int, context: KeysValues, inputs: Streams[Any], masks: PassMasks, isolated: int
+    ) -> LayerStep:
+        """x of the video (0) or the audio (1) plus its attention to the other stream."""
+        stream, attention = ((self.video, self.audio_to_video), (self.audio, self.video_to_audio))[to]
+        other = inputs[1 - to]
+        assert stream
+        assert attention
+
+        @jax.named_scope("exchange")
+        def start(x: jax.Array, inputs: StreamInputs) -> Started:
+            queries = stream.cross_input(_without_isolated(x, isolated), inputs, to, attention.to_q)
+            axes, ropes = (inputs.tokens, other.tokens), (inputs.cross_rope, other.cross_rope)
+            return attention.start(attention.gather(queries, context, axes, ropes), inputs.tokens)
+
+        @jax.named_scope("exchange")
+        def finish(x: jax.Array, started: Started, inputs: StreamInputs) -> jax.Array:
+            return stream.add_cross(x, attention.finish(started, inputs.tokens), inputs, masks.cross_modal)
+
+        return LayerStep(start, finish)
+
+
+def _without_isolated(x: jax.Array, isolated: int) -> jax.Array:
+    """x without the rows of the isolated pass, the last of each video."""
+    return x.reshape(isolated, -1, *x.shape[1:])[:, :-1].reshape(-1, *x.shape[1:]) if isolated else x

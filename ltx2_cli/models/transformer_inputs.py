@@ -15,6 +15,7 @@ from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.models.arch import StreamArch, TransformerArch
 from ltx2_cli.nn.attention import KeysValues, Mask, NormalizedGuidance, PreparedRope, TokenAxis
 from ltx2_cli.nn.rope import RopeGrids, axis_ropes
+from ltx2_cli.nn.token_parts import split_tokens
 from ltx2_cli.request.spec import Streams
 
 Arrays = Streams[jax.Array]
@@ -131,6 +132,25 @@ class StreamInputs(NamedTuple):
     references: References | None = None  # among the tokens
     nag: NormalizedGuidance | None = None  # of attention to the text
     segments: jax.Array | None = None  # [segments, tokens]: the weight of each text for each token
+
+    def parts(self, sizes: Sequence[int]) -> "list[StreamInputs]":
+        """The inputs of parts of each device's tokens, of these sizes, for all but self-attention."""
+        if len(sizes) == 1:
+            return [self]
+
+        def divided(x: jax.Array, dimension: int = 0) -> list[jax.Array]:
+            return split_tokens(x, sizes, dimension)
+
+        leaves, tree = jax.tree.flatten(self.cross_rope)
+        ropes = [jax.tree.unflatten(tree, part) for part in zip(*map(divided, leaves), strict=True)]
+        nothing = [None] * len(sizes)
+        levels = nothing if self.level is None else divided(self.level)
+        segments = nothing if self.segments is None else divided(self.segments, 1)
+        tokens = TokenAxis(self.tokens.name)
+        return [
+            self._replace(cross_rope=rope, tokens=tokens, level=level, segments=weights)
+            for rope, level, weights in zip(ropes, levels, segments, strict=True)
+        ]
 
     def rows(self, table: jax.Array, modulation: jax.Array) -> list[jax.Array]:
         """The rows of a table, modulated: each [dim], or [tokens, dim] where tokens have levels."""

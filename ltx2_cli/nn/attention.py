@@ -5,6 +5,8 @@ If a context's tokens are split over devices, self-attention exchanges tokens fo
 by the sums of their softmax.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -21,12 +23,14 @@ from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack_rope
 from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.parallel.pairs import Exchanged, combine, exchange
 from ltx2_cli.request.spec import AttentionBackend
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
 NAG_EPS = 1e-7
+HEAD_GROUPS = 4  # at most
 QK_NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
 
@@ -104,11 +108,40 @@ class Attention(nnx.Module):
         """Attention from x [rows, tokens, dim] to `context`. `axes` and `ropes` are of the queries and of the context.
         The rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value: the
         perturbation of spatio-temporal guidance. `references` are among the tokens."""
-        queries, norm, gates = self._queries(x)
-        attended = attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
-        return self.to_out(constrain(attended, ("rows", axes[0].name, self.out_axis)))
+        return self.finish(self.start(self.gather(x, context, axes, ropes, mask, references), axes[0]), axes[0])
 
-    def to_texts(
+    def gather(
+        self,
+        x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix,
+        context: KeysValues,
+        axes: TokenAxes = UNSPLIT,
+        ropes: tuple[PreparedRope, PreparedRope] | None = None,
+        mask: Bool[Mask, " rows"] | None = None,
+        references: References | None = None,
+    ) -> Float[jax.Array, "rows tokens width"]:
+        """The attention without its output layer, by heads."""
+        queries, norm, gates = self._queries(x)
+        return attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
+
+    def start(self, gathered: Float[jax.Array, "rows tokens width"], tokens: TokenAxis) -> jax.Array | Exchanged:
+        """Begin the output layer. A pair of devices that hold heads send each other what `finish` needs."""
+        if self.out_axis is None and (plan := active()) and (axis := plan.pair("heads")):
+            heads = PartitionSpec(None, None, axis)
+            return exchange(lambda own: own, plan, axis, heads, constrain(gathered, ("rows", tokens.name, "heads")))
+        gathered = constrain(gathered, ("rows", tokens.name, self.out_axis))
+        return self.to_out.start(gathered) if self.out_axis else gathered
+
+    def finish(self, started: jax.Array | Exchanged, tokens: TokenAxis) -> Float[jax.Array, "rows tokens dim"]:
+        """The result of an output layer that `start` has begun."""
+        if self.out_axis:
+            return self.to_out.finish(started)
+        if isinstance(started, Exchanged):
+            plan = active()
+            assert plan
+            started = combine(_in_order, plan, plan.pair("heads") or "", started)
+        return self.to_out(constrain(started, ("rows", tokens.name, None)))
+
+    def gather_texts(
         self,
         x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix,
         context: KeysValues,
@@ -116,9 +149,10 @@ class Attention(nnx.Module):
         weights: Float[jax.Array, "contexts tokens"] | None = None,
         away: KeysValues | None = None,
         nag: NormalizedGuidance | None = None,
-    ) -> Float[jax.Array, "rows tokens dim"]:
+    ) -> Float[jax.Array, "rows tokens width"]:
         """Attention from x [rows, tokens, dim] to `context`; with `weights`, to several in its second axis, whose
-        results are added so. It is guided away from that to the context `away`, before the gates."""
+        results are added so. It is guided away from that to the context `away`, before the gates. Without the output
+        layer, by heads."""
         queries, norm, gates = self._queries(x)
 
         def attended(keys_values: KeysValues) -> jax.Array:
@@ -135,7 +169,7 @@ class Attention(nnx.Module):
         if gates is not None:
             whole = KeysValues(*(part[:, 0] for part in context)) if weights is not None else context
             own = finish(Operands(queries, *whole, None, gates), split_heads(own, self.heads))
-        return self.to_out(constrain(own, ("rows", axes[0].name, self.out_axis)))
+        return own
 
     def _queries(
         self, x: Float[jax.Array, "rows tokens dim"] | QuantizedMatrix
@@ -146,6 +180,11 @@ class Attention(nnx.Module):
         queries = self.to_q(x)
         norm = Norm(rms_scale(queries, QK_NORM_EPS), weights)
         return queries, norm, None if self.gate is None else 2 * jax.nn.sigmoid(self.gate(x))
+
+
+def _in_order(own: jax.Array, other: jax.Array, first: jax.Array) -> jax.Array:
+    """The channels of a pair of devices, the first device's first."""
+    return jnp.where(first, jnp.concatenate([own, other], axis=-1), jnp.concatenate([other, own], axis=-1))
 
 
 def attend(
@@ -286,26 +325,84 @@ def ulysses(
     counts: tuple[int, ...],
     references: References | None,
 ) -> jax.Array:
-    """Exchange tokens for heads, attend over all tokens with some of the heads, and exchange back."""
-
-    def exchange(x: jax.Array | None, count: int) -> jax.Array | None:
-        return None if x is None else tokens_to_heads(x, along)[:, :count]
-
+    """Exchange tokens for heads, attend over all tokens with some of the heads, and exchange back. One group of heads
+    after the other: while a device attends with one, it receives the next, and sends results of the one before."""
     query_count, key_count = counts
+    parts, here = jax.lax.axis_size(along), operands.queries.shape[TOKENS]
+    groups = next(number for number in range(HEAD_GROUPS, 0, -1) if heads // parts % number == 0)
+    norm = operands.norm and _norm_of_heads(operands.norm, along, query_count)
     ropes = operands.ropes and tuple(map(_first_positions, operands.ropes, counts))
-    exchanged = Operands(
-        exchange(operands.queries, query_count),
-        exchange(operands.keys, key_count),
-        exchange(operands.values, key_count),
-        ropes,
-        exchange(operands.gates, query_count),
-        operands.mask,
-        operands.norm and _norm_of_heads(operands.norm, along, query_count),
-    )
-    parts = jax.lax.axis_size(along)
-    padding = parts * operands.queries.shape[TOKENS] - query_count
-    attended = _attend_whole(kernel, exchanged, heads // parts, references)
-    return heads_to_tokens(jnp.pad(attended, ((0, 0), (0, padding), (0, 0))), along)
+    gates = operands.gates
+    if gates is not None:
+        gates = _from_devices(_all_to_all(along, _by_heads(gates, parts))[0], query_count)
+
+    def attend_with_group(group: int, received: Sequence[jax.Array]) -> jax.Array:
+        """The results of a group of heads, by the device that they belong to, [devices, rows, tokens here, width]."""
+        take = partial(_group, group=group, groups=groups)
+        queries, keys, values = received
+        own = Operands(
+            _from_devices(queries, query_count),
+            _from_devices(keys, key_count),
+            _from_devices(values, key_count),
+            jax.tree.map(partial(take, axis=1), ropes),
+            None if gates is None else take(gates),
+            operands.mask,
+            norm and norm._replace(weights=take(norm.weights)),
+        )
+        result = _attend_whole(kernel, own, heads // parts // groups, references)
+        padded = jnp.pad(result, ((0, 0), (0, parts * here - query_count), (0, 0)))
+        return jnp.moveaxis(padded.reshape(len(result), parts, here, -1), 1, 0)
+
+    outgoing = [[_by_heads(x, parts, group, groups) for x in operands[:3]] for group in range(groups)]
+    # One by one: the products that make the others are computed meanwhile.
+    received = [_all_to_all(along, x)[0] for x in outgoing[0]]
+    received, outgoing[1:] = jax.lax.optimization_barrier((received, outgoing[1:]))  # the first group goes first
+    results: list[jax.Array] = []
+    done: list[jax.Array] = []
+    for group in range(groups):
+        moved = _all_to_all(along, *(outgoing[group + 1] if group + 1 < groups else []), *results)
+        results = [attend_with_group(group, received)]
+        received, done = moved[:3], [*done, *moved[3 if group + 1 < groups else 0 :]]
+    done += _all_to_all(along, *results)
+    attended = jax.lax.empty(operands.queries.shape, operands.values.dtype)
+    width = attended.shape[WIDTH] // (parts * groups)
+    for group, by_device in enumerate(done):
+        for number in range(parts):
+            lanes = (number * groups + group) * width
+            attended = jax.lax.dynamic_update_slice_in_dim(attended, by_device[number], lanes, WIDTH)
+    return attended
+
+
+def _by_heads(x: jax.Array, devices: int, group: int = 0, groups: int = 1) -> jax.Array:
+    """x [rows, tokens, width], of a group of each device's heads, by the device, [devices, rows, tokens, width]."""
+    # Devices are the first axis: to split and join lanes in the exchange itself costs libtpu more than these copies.
+    x, width = keep_row_major(x), x.shape[WIDTH] // (devices * groups)
+    lanes = ((device * groups + group) * width for device in range(devices))
+    return jnp.stack([jax.lax.slice_in_dim(x, first, first + width, axis=WIDTH) for first in lanes])
+
+
+def _from_devices(received: jax.Array, count: int) -> jax.Array:
+    """The first `count` tokens of those that the devices hold, [rows, tokens, width]."""
+    devices, rows, here, width = received.shape
+    return jnp.moveaxis(received, 0, 1).reshape(rows, devices * here, width)[:, :count]
+
+
+def _all_to_all(along: str, *outgoing: jax.Array) -> list[jax.Array]:
+    """Arrays [devices, rows, tokens, width] that go to the devices, as these receive them; of equal numbers of tokens
+    all at once, since XLA for TPUs has one such exchange on its way."""
+    if len({x.shape[2] for x in outgoing}) > 1:
+        return [received for x in outgoing for received in _all_to_all(along, x)]
+    if not outgoing:
+        return []
+    received = jax.lax.all_to_all(jnp.concatenate(outgoing, axis=-1), along, 0, 0)
+    ends = np.cumsum([x.shape[-1] for x in outgoing])[:-1]
+    return jnp.split(received, ends, axis=-1)
+
+
+def _group(x: jax.Array, group: int, groups: int, axis: int = -1) -> jax.Array:
+    """One of equal groups along an axis."""
+    size = x.shape[axis] // groups
+    return jax.lax.slice_in_dim(x, group * size, (group + 1) * size, axis=axis)
 
 
 def _norm_of_heads(norm: Norm, along: str, count: int) -> Norm:
@@ -316,18 +413,3 @@ def _norm_of_heads(norm: Norm, along: str, count: int) -> Norm:
 
 def _first_positions(rope: PreparedRope, count: int) -> PreparedRope:
     return jax.tree.map(lambda table: table[:count], rope)
-
-
-def tokens_to_heads(x: jax.Array, along: str) -> jax.Array:
-    """x [rows, tokens, width] with tokens split along a mesh axis to x with all tokens and the width split."""
-    # Parts are the first axis: splitting and joining lanes in the exchange itself costs libtpu more than these copies.
-    parts = jnp.moveaxis(keep_row_major(x).reshape(*x.shape[:2], jax.lax.axis_size(along), -1), 2, 0)
-    received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 1)
-    return received.reshape(x.shape[0], -1, received.shape[-1])
-
-
-def heads_to_tokens(x: jax.Array, along: str) -> jax.Array:
-    """The inverse of `tokens_to_heads`."""
-    parts = jnp.moveaxis(x.reshape(x.shape[0], jax.lax.axis_size(along), -1, x.shape[WIDTH]), 1, 0)
-    received = jnp.moveaxis(jax.lax.all_to_all(parts, along, 0, 0), 0, 2)
-    return received.reshape(*received.shape[:2], -1)

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import active, device
+from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.parallel.pairs import Exchanged, combine, exchange
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape, Weight
 from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize, rotate_groups
@@ -44,45 +46,43 @@ class Linear(nnx.Module):
     def prepare(self, x: Float[jax.Array, "*batch d_in"], bound: Callable[[], jax.Array] | None = None) -> Matrix:
         """x in HBM as the product reads it, also that of other layers with this one's type of matrix. `bound`: the
         function that makes an upper bound of |x| in each row, float32 [*batch], if x is rounded."""
-        return materialize(x if self._split_input() else self._rounded(x, bound))
-
-    def after(
-        self, activation: BoundedActivation, x: Float[jax.Array, "*batch d_in"]
-    ) -> Float[jax.Array, "*batch d_out"]:
-        """The result for an activation of x."""
-        plan = active()
-        if plan and (axis := self._split_input()):
-            return self._biased(_sum_over_parts(x, self.kernel.get_value(), plan.mesh, axis, activation))
-        return self(self.prepare(activation.function(x), lambda: activation.bound(x)))
+        return materialize(x if self._split_input() else _rounded(x, self.kernel.get_value(), bound))
 
     def __call__(self, x: Float[jax.Array, "*batch d_in"] | QuantizedMatrix) -> Float[jax.Array, "*batch d_out"]:
+        return self.finish(self.start(x))
+
+    def start(
+        self, x: Float[jax.Array, "*batch d_in"] | QuantizedMatrix, activation: BoundedActivation | None = None
+    ) -> jax.Array | Exchanged:
+        """The product of x, or of an activation of x, without the bias. If a pair of devices holds the inputs, it is in
+        two parts, one of them on its way."""
         kernel, plan = self.kernel.get_value(), active()
         if isinstance(x, QuantizedMatrix):
-            y = multiply(x, kernel)
-        elif plan and (axis := self._split_input()):
-            y = _sum_over_parts(x, kernel, plan.mesh, axis)
-        else:
-            y = multiply(self._rounded(x), kernel)
-        return self._biased(y)
+            return multiply(x, kernel)
+        if plan and (axis := self._split_input()):
+            return _multiply_parts(x, kernel, plan, axis, activation)
+        if activation:
+            return multiply(self.prepare(activation.function(x), lambda: activation.bound(x)), kernel)
+        return multiply(_rounded(x, kernel), kernel)
 
-    def _biased(self, y: jax.Array) -> jax.Array:
-        return y if self.bias is None else y + self.bias[...]
-
-    def _rounded(self, x: jax.Array, bound: Callable[[], jax.Array] | None = None) -> Matrix:
-        """x in eight bits if the product is of these."""
-        kernel = self.kernel.get_value()
-        if not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
-            return x
-        return _round(x, kernel, bound() if bound else None)
+    def finish(self, product: jax.Array | Exchanged) -> Float[jax.Array, "*batch d_out"]:
+        """The result of a product that `start` has made."""
+        plan = active()
+        if isinstance(product, Exchanged):
+            assert plan
+            product = combine(lambda own, other, _: own + other, plan, plan.pair(self.axes[0]) or "", product)
+        return product if self.bias is None else product + self.bias[...]
 
     def _split_input(self) -> str | None:
-        """The mesh axis along which devices hold parts of the input, if each rounds its own."""
+        """The mesh axis along which devices hold parts of the input, if these are a pair, or round their own."""
         plan, kernel = active(), self.kernel.get_value()
-        if plan is None or not (isinstance(kernel, QuantizedMatrix) and kernel.rounds_input):
+        axis: str | None = plan.weight(self.axes).spec[0] if plan else None
+        if plan is None or axis is None or plan.mesh.shape[axis] == 1:
             return None
-        axis: str | None = plan.weight(self.axes).spec[0]
-        parts = 1 if axis is None else plan.mesh.shape[axis]
-        return axis if parts > 1 and kernel.shape[-1] // parts % (kernel.group_size or 1) == 0 else None
+        if not isinstance(kernel, QuantizedMatrix):
+            return plan.pair(self.axes[0])
+        whole_groups = kernel.shape[-1] // plan.mesh.shape[axis] % (kernel.group_size or 1) == 0
+        return axis if whole_groups and (kernel.rounds_input or plan.pair(self.axes[0])) else None
 
 
 def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
@@ -102,9 +102,15 @@ def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
     return _product(x, matrix)
 
 
-def _round(x: jax.Array, matrix: QuantizedMatrix, bound: jax.Array | None = None) -> QuantizedMatrix:
-    """x in the type of a matrix that it is multiplied with, each token with a scale of its own."""
-    return replace(quantize(x, matrix.type, bound), result_dtype=x.dtype)
+def _rounds(matrix: Matrix) -> bool:
+    return isinstance(matrix, QuantizedMatrix) and matrix.rounds_input
+
+
+def _rounded(x: jax.Array, matrix: Matrix, bound: Callable[[], jax.Array] | None = None) -> Matrix:
+    """x in eight bits if its product with a matrix is of these, each token with a scale of its own."""
+    if not (isinstance(matrix, QuantizedMatrix) and matrix.rounds_input):
+        return x
+    return replace(quantize(x, matrix.type, bound() if bound else None), result_dtype=x.dtype)
 
 
 def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) -> jax.Array:
@@ -114,21 +120,30 @@ def _product(x: jax.Array, matrix: jax.Array, total: DTypeLike | None = None) ->
     return jax.lax.dot_general(x, matrix, last, precision=precision(x.dtype), preferred_element_type=total)
 
 
-def _sum_over_parts(
-    x: jax.Array, matrix: QuantizedMatrix, mesh: Mesh, axis: str, activation: BoundedActivation | None = None
-) -> jax.Array:
+def _multiply_parts(
+    x: jax.Array, matrix: Matrix, plan: ShardingPlan, axis: str, activation: BoundedActivation | None
+) -> jax.Array | Exchanged:
     """The product of inputs, or of an activation of them, that lie along a mesh axis: each device rounds its part of a
-    token by itself, and sums are sent in x's dtype."""
+    token by itself, if at all, and sums are sent in x's dtype."""
 
-    def part(x: jax.Array, matrix: QuantizedMatrix) -> jax.Array:
+    def part(x: jax.Array, matrix: Matrix) -> jax.Array:
         if activation is None:
-            return multiply(_round(x, matrix), matrix)[None]
+            return multiply(_rounded(x, matrix), matrix)
+        if not _rounds(matrix):
+            return multiply(materialize(activation.function(x)), matrix)
         activated, bound = materialize((activation.function(x), activation.bound(x)))
-        return multiply(materialize(_round(activated, matrix, bound)), matrix)[None]
+        return multiply(materialize(_rounded(activated, matrix, lambda: bound)), matrix)
 
-    last = PartitionSpec(*[None] * (x.ndim - 1), axis)
-    specs = last, replace(matrix, values=PartitionSpec(None, axis), scale=PartitionSpec())
-    along = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axis), axis_names={axis})
+    values = PartitionSpec(None, axis)
+    of_matrix = replace(matrix, values=values, scale=PartitionSpec()) if isinstance(matrix, QuantizedMatrix) else values
+    specs = PartitionSpec(*[None] * (x.ndim - 1), axis), of_matrix
+    if plan.mesh.shape[axis] == 2:
+        return exchange(part, plan, axis, specs, x, matrix)
+
+    def stacked(x: jax.Array, matrix: Matrix) -> jax.Array:
+        return part(x, matrix)[None]
+
+    along = jax.shard_map(stacked, mesh=plan.mesh, in_specs=specs, out_specs=PartitionSpec(axis), axis_names={axis})
     return jax.lax.reduce(along(x, matrix), np.zeros((), x.dtype), jax.lax.add, (0,))
 
 
@@ -179,7 +194,15 @@ class FeedForward(nnx.Module):
         self.down = Linear(scope / "net" / 2, 4 * dim, dim, ("mlp", "embed"), bias)
 
     def __call__(self, x: Matrix) -> jax.Array:
-        return self.down.after(GELU, self.up(x))
+        return self.finish(self.start(x))
+
+    def start(self, x: Matrix) -> jax.Array | Exchanged:
+        """The product of the second layer, as `Linear.start`."""
+        return self.down.start(self.up(x), GELU)
+
+    def finish(self, product: jax.Array | Exchanged) -> jax.Array:
+        """The result of a product that `start` has made."""
+        return self.down.finish(product)
 
 
 def materialize(x: Any) -> Any:

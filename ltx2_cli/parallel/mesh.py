@@ -91,6 +91,11 @@ class ShardingPlan:
         mesh_axis = self.mesh_axis(axis)
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
+    def pair(self, axis: str | None) -> str | None:
+        """The mesh axis of a logical axis of weights, if it has two devices."""
+        (mesh_axis,) = _lookup(self.weights, (axis,))
+        return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] == 2 else None
+
     def groups(self, mesh_axis: str) -> list[list[jax.Device]]:
         """The devices along an axis of the mesh, for each place on the others."""
         along = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(mesh_axis), -1)

@@ -62,7 +62,9 @@ def over_the_mesh(
     ("kernel", "mesh", "number", "pairs"),
     [
         *product([AttentionBackend.xla], [(2, 4, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)], [16, 13, 1], [5]),
+        (AttentionBackend.xla, (4, 2, 1), 13, 5),  # two groups of heads, one sent while the other attends
         (AttentionBackend.blockwise, (2, 2, 2), 13, 5),
+        (AttentionBackend.fused, (4, 2, 1), 13, 1),
         (AttentionBackend.fused, (1, 8, 1), 13, 2),  # a pair attends whole, the other to parts
         (AttentionBackend.fused, (2, 2, 2), 13, 5),
         (AttentionBackend.splash, (2, 4, 1), 1152, 5),  # a multiple of 128 that leaves a block partly filled

@@ -195,6 +195,11 @@ def fused_attention(
             vmem_limit_bytes=needed(buffers),
         ),
         name="fused_attention",
+        cost_estimate=pl.CostEstimate(
+            flops=4 * rows * queries * keys * width,
+            transcendentals=rows * queries * keys * width // head_dim,
+            bytes_accessed=2 * dtype.itemsize * rows * width * (queries + keys),
+        ),
         interpret=device.platform != "tpu",
     )
     attends = jnp.ones(rows, jnp.int32) if mask is None else jnp.asarray(mask, jnp.int32)
