@@ -30,7 +30,9 @@ from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
 NAG_EPS = 1e-7
-HEAD_GROUPS = 4  # at most
+# At most. Devices of one chip exchange about as fast as they copy: there, by libtpu's schedule, groups cost LTX-2.3 on
+# tpu7x:2x2x1 2 % of a forward, and what it sends takes 3 %.
+HEAD_GROUPS = 4
 QK_NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
 
@@ -211,7 +213,8 @@ def attend(
         if heads_here % plan.mesh.shape[along]:
             assert references is None, "no plan lets a device hold a part of the tokens that attend to references"
             return gather_context(kernel, operands, heads_here, along, counts[1])
-        return ulysses(kernel, operands, heads_here, along, counts, references)
+        most = 1 if plan.on_one_chip(along) else HEAD_GROUPS
+        return ulysses(kernel, operands, heads_here, along, counts, references, most)
 
     ropes = None
     if operands.ropes:
@@ -324,20 +327,21 @@ def ulysses(
     along: str,
     counts: tuple[int, ...],
     references: References | None,
+    most_groups: int,
 ) -> jax.Array:
     """Exchange tokens for heads, attend over all tokens with some of the heads, and exchange back. One group of heads
     after the other: while a device attends with one, it receives the next, and sends results of the one before."""
     query_count, key_count = counts
     parts, here = jax.lax.axis_size(along), operands.queries.shape[TOKENS]
-    groups = next(number for number in range(HEAD_GROUPS, 0, -1) if heads // parts % number == 0)
+    groups = next(number for number in range(most_groups, 0, -1) if heads // parts % number == 0)
     norm = operands.norm and _norm_of_heads(operands.norm, along, query_count)
     ropes = operands.ropes and tuple(map(_first_positions, operands.ropes, counts))
     gates = operands.gates
     if gates is not None:
         gates = _from_devices(_all_to_all(along, _by_heads(gates, parts))[0], query_count)
 
-    def attend_with_group(group: int, received: Sequence[jax.Array]) -> jax.Array:
-        """The results of a group of heads, by the device that they belong to, [devices, rows, tokens here, width]."""
+    def attend_with_group(group: int, received: Sequence[jax.Array]) -> list[jax.Array]:
+        """The results of a group of heads [rows, tokens here, width], for each device."""
         take = partial(_group, group=group, groups=groups)
         queries, keys, values = received
         own = Operands(
@@ -350,14 +354,13 @@ def ulysses(
             norm and norm._replace(weights=take(norm.weights)),
         )
         result = _attend_whole(kernel, own, heads // parts // groups, references)
-        padded = jnp.pad(result, ((0, 0), (0, parts * here - query_count), (0, 0)))
-        return jnp.moveaxis(padded.reshape(len(result), parts, here, -1), 1, 0)
+        return jnp.split(jnp.pad(result, ((0, 0), (0, parts * here - query_count), (0, 0))), parts, axis=TOKENS)
 
     outgoing = [[_by_heads(x, parts, group, groups) for x in operands[:3]] for group in range(groups)]
     # One by one: the products that make the others are computed meanwhile.
     received = [_all_to_all(along, x)[0] for x in outgoing[0]]
     received, outgoing[1:] = jax.lax.optimization_barrier((received, outgoing[1:]))  # the first group goes first
-    results: list[jax.Array] = []
+    results: list[list[jax.Array]] = []
     done: list[jax.Array] = []
     for group in range(groups):
         moved = _all_to_all(along, *(outgoing[group + 1] if group + 1 < groups else []), *results)
@@ -367,18 +370,16 @@ def ulysses(
     attended = jax.lax.empty(operands.queries.shape, operands.values.dtype)
     width = attended.shape[WIDTH] // (parts * groups)
     for group, by_device in enumerate(done):
-        for number in range(parts):
-            lanes = (number * groups + group) * width
+        for number, lanes in enumerate(range(group * width, parts * groups * width, groups * width)):
             attended = jax.lax.dynamic_update_slice_in_dim(attended, by_device[number], lanes, WIDTH)
     return attended
 
 
-def _by_heads(x: jax.Array, devices: int, group: int = 0, groups: int = 1) -> jax.Array:
-    """x [rows, tokens, width], of a group of each device's heads, by the device, [devices, rows, tokens, width]."""
-    # Devices are the first axis: to split and join lanes in the exchange itself costs libtpu more than these copies.
+def _by_heads(x: jax.Array, devices: int, group: int = 0, groups: int = 1) -> list[jax.Array]:
+    """x [rows, tokens, width] of a group of each device's heads, for each device."""
     x, width = keep_row_major(x), x.shape[WIDTH] // (devices * groups)
     lanes = ((device * groups + group) * width for device in range(devices))
-    return jnp.stack([jax.lax.slice_in_dim(x, first, first + width, axis=WIDTH) for first in lanes])
+    return [jax.lax.slice_in_dim(x, first, first + width, axis=WIDTH) for first in lanes]
 
 
 def _from_devices(received: jax.Array, count: int) -> jax.Array:
@@ -387,16 +388,21 @@ def _from_devices(received: jax.Array, count: int) -> jax.Array:
     return jnp.moveaxis(received, 0, 1).reshape(rows, devices * here, width)[:, :count]
 
 
-def _all_to_all(along: str, *outgoing: jax.Array) -> list[jax.Array]:
-    """Arrays [devices, rows, tokens, width] that go to the devices, as these receive them; of equal numbers of tokens
-    all at once, since XLA for TPUs has one such exchange on its way."""
-    if len({x.shape[2] for x in outgoing}) > 1:
-        return [received for x in outgoing for received in _all_to_all(along, x)]
+def _all_to_all(along: str, *outgoing: Sequence[jax.Array]) -> list[jax.Array]:
+    """Arrays [rows, tokens, width] for each device, as each device receives them, [devices, rows, tokens, width]. Those
+    of equal numbers of tokens go all at once, since XLA for TPUs has one such exchange on its way."""
+    if len({own.shape[TOKENS] for own, *_ in outgoing}) > 1:
+        return [received for each in outgoing for received in _all_to_all(along, each)]
     if not outgoing:
         return []
-    received = jax.lax.all_to_all(jnp.concatenate(outgoing, axis=-1), along, 0, 0)
-    ends = np.cumsum([x.shape[-1] for x in outgoing])[:-1]
-    return jnp.split(received, ends, axis=-1)
+    # Devices are the first axis: to split and join lanes in the exchange itself costs libtpu more than these copies.
+    ends = np.cumsum([own.shape[WIDTH] for own, *_ in outgoing])
+    first = outgoing[0][0]
+    sent = jax.lax.empty((len(outgoing[0]), *first.shape[:WIDTH], int(ends[-1])), first.dtype)
+    for end, by_device in zip(ends, outgoing, strict=True):
+        for device, x in enumerate(by_device):
+            sent = jax.lax.dynamic_update_slice(sent, x[None], (device, 0, 0, int(end) - x.shape[WIDTH]))
+    return jnp.split(jax.lax.all_to_all(sent, along, 0, 0), ends[:-1], axis=-1)
 
 
 def _group(x: jax.Array, group: int, groups: int, axis: int = -1) -> jax.Array:

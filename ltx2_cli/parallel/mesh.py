@@ -101,6 +101,11 @@ class ShardingPlan:
         along = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(mesh_axis), -1)
         return along.reshape(-1, self.mesh.shape[mesh_axis]).tolist()
 
+    def on_one_chip(self, mesh_axis: str) -> bool:
+        """Whether the devices along an axis of the mesh are those of one chip."""
+        chips = ({str(getattr(device, "coords", device.id)) for device in group} for group in self.groups(mesh_axis))
+        return all(len(group) == 1 for group in chips)
+
     def keeps_together(self, groups: int) -> bool:
         """Whether each device along the axis of rows holds whole groups of rows, of `groups` in all."""
         return groups % self.parts("rows") == 0
