@@ -63,7 +63,7 @@ PEER = {
 }
 COLUMNS = (
     *("clip", "passes", "mesh", "floor", "schedule", "to floor", "XLA", "to MaxDiffusion", "peak, GB"),
-    *("temporaries, GB", "wire, GB", "wire, ms", "compile, s", "load", "commit"),
+    *("temporaries, GB", "wire, GB", "wire, ms", "waits, ms", "compile, s", "load", "commit"),
 )
 HEADER = f"""{BEGIN}
 ## Clips on TPU slices
@@ -71,7 +71,8 @@ HEADER = f"""{BEGIN}
 One forward over all passes of a 121-frame clip in bfloat16, or with `--compute full` in the eight bits that a row
 names, compiled ahead of time for slices that are not here; figures of one device, cycles in millions. Nothing was run.
 Floor: its arithmetic at the chip's rate. Schedule and XLA: the two clocks of [`ltx2 plan`](../docs/plan.md), both
-without collectives; wire: what these send, at the published rate of the links that they cross. MaxDiffusion: its best
+without collectives; wire: what these send, at the published rate of the links that they cross; waits: how long
+arithmetic waits for it in the order of the schedule, in rows without a figure all of the time. MaxDiffusion: its best
 mesh by XLA's clock, head of 2026-08-21. Compile: as a run does it, without the dump that a plan reads. Load: processes
 that wanted the two cores when that began.
 
@@ -166,7 +167,7 @@ def measure(name: str) -> dict[str, Any]:
     row["compile_seconds"] = alone(compile_seconds, name)
     said = alone(planned, name)
     floor = said["roofline_seconds"]["compute"] * said["cycles"]["hertz"]
-    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "sent_seconds")}
+    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "sent_seconds", "waiting_seconds")}
     return {**row, "mesh": said["sharding"]["mesh"], "floor": floor, **kept}
 
 
@@ -181,6 +182,7 @@ def line(name: str, row: dict[str, Any]) -> str:
     sizes = [row["memory"]["peak_bytes"], row["memory"]["temporaries_bytes"], row["sent_bytes"]]
     figures = [*cycles[:2], ratio, cycles[2], peer, *(f"{size / 1e9:.2f}" for size in sizes)]
     figures.append(f"{row['sent_seconds'] * 1e3:.0f}" if "sent_seconds" in row else "")
+    figures.append(f"{row['waiting_seconds'] * 1e3:.0f}" if "waiting_seconds" in row else "")
     timed = "compile_seconds" in row
     compiled = [f"{row['compile_seconds']:.0f}", f"{row['load']:.1f}"] if timed else ["", ""]
     return f"| {' | '.join([name, passes, mesh, *figures, *compiled, row['commit']])} |\n"

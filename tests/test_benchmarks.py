@@ -28,6 +28,7 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
         "memory": {"peak_bytes": 19e9, "temporaries_bytes": 3e8},
         "sent_bytes": 5e9,
         "sent_seconds": 0.05,
+        "waiting_seconds": 0.004,
         "compile_seconds": 88.0,
     }
     monkeypatch.setattr(plans, "measure", lambda name: row)
@@ -39,8 +40,8 @@ def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, mon
     assert text.startswith("measured\n\n")
     assert [text.splitlines()[-1]] == [line for line in text.splitlines() if line.startswith("| ltx2")]
     assert text.splitlines()[-1] == (
-        "| ltx2 768x512 v6e:2x4 | 2 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 50 | 88 | 2.0"
-        " | abc |"
+        "| ltx2 768x512 v6e:2x4 | 2 | passes 2 | 2.0 | 4.0 | 2.00 | 153.3 | 0.50 | 19.00 | 0.30 | 5.00 | 50 | 4 | 88"
+        " | 2.0 | abc |"
     )
 
 

@@ -125,19 +125,14 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
     """The cycles of the program that was compiled last, from its optimised HLO; None unless a known TPU."""
     if chip is None or not chip.flops_per_cycle:
         return None
-    schedules = _schedules()
-    try:
-        items = [*_items(text, schedules, chip)]
-    except ValueError:  # the format of another libtpu
-        schedules = {}
-        items = [*_items(text, schedules, chip)]
-    clock = attrgetter("scheduled" if schedules else "estimated")
+    items, name = _clocked(text, chip)
+    clock = attrgetter("scheduled" if name == SCHEDULE else "estimated")
     by_scope: dict[str, float] = {}
     for item in items:
         by_scope[item.scope] = by_scope.get(item.scope, 0) + clock(item)
     dearest = max((item for item in items if not item.is_product), key=clock, default=None)
     return Cycles(
-        clock=SCHEDULE if schedules else XLA,
+        clock=name,
         by_scope=by_scope,
         kernels=sum(clock(item) for item in items if item.is_kernel),
         searching=sum(item.searching for item in items),
@@ -147,6 +142,25 @@ def program_cycles(text: str, chip: Chip | None) -> Cycles | None:
         by_xla=sum(item.estimated for item in items),
         hertz=chip.flops / chip.flops_per_cycle,
     )
+
+
+def instruction_seconds(text: str, chip: Chip | None) -> dict[str, float]:
+    """The seconds of all runs of each instruction of the program that was compiled last, by its name; empty where
+    libtpu made no schedule."""
+    if chip is None or not chip.flops_per_cycle:
+        return {}
+    items, clock = _clocked(text, chip)
+    hertz = chip.flops / chip.flops_per_cycle
+    return {item.name: item.scheduled / hertz for item in items} if clock == SCHEDULE else {}
+
+
+def _clocked(text: str, chip: Chip) -> tuple[list[_Item], str]:
+    """The instructions that the core runs, and the clock that they have: XLA's where there is no schedule."""
+    schedules = _schedules()
+    try:
+        return [*_items(text, schedules, chip)], SCHEDULE if schedules else XLA
+    except ValueError:  # the format of another libtpu
+        return [*_items(text, {}, chip)], XLA
 
 
 def _schedules() -> dict[str, Path]:

@@ -10,7 +10,8 @@ from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.diffusion.denoise import Pass
-from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, compile_program, sent_bytes
+from ltx2_cli.estimate.collectives import Collective, sent_bytes
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, compile_program
 from ltx2_cli.estimate.flops import compute_seconds, phase_flops, roofline, step_over
 from ltx2_cli.estimate.phases import (
     CONNECT,
@@ -158,16 +159,18 @@ def _whole_forwards(plan: Plan, stage: Stage, read: int, away: int, rates: Chip)
 
 
 def _expected(parts: Mapping[str, float], over_least: Interval, forward: Compiled | None) -> Interval:
-    """Expected time of a step or a phase: the compiler's, with and without the row maximum of attention, else a
-    multiple of the lower bound; plus that of sending, which nothing overlaps. Layers arrive from the host beside the
-    arithmetic, or, where the compiler starts the copy late, after it."""
+    """Expected time of a step or a phase. Of a compiled one it is the compiler's: at least with what arithmetic waits
+    for in the schedule, at most with the row maximum of attention and all that is sent. Else a multiple of the lower
+    bound, plus that of sending. Layers arrive from the host beside the arithmetic, or, where the compiler starts the
+    copy late, after it."""
+    waiting, arriving = parts["communication"], parts.get("host", 0)
     if forward and (cycles := forward.cycles):
         low, high = cycles.seconds, (cycles.total + cycles.searching) / cycles.hertz
+        waiting = waiting if forward.waiting_seconds is None else forward.waiting_seconds
     else:
         least = max(parts["compute"], parts["memory"])
         low, high = over_least.low * least, over_least.high * least
-    arriving = parts.get("host", 0)
-    return Interval(max(low, arriving) + parts["communication"], high + arriving + parts["communication"])
+    return Interval(max(low, arriving) + waiting, high + arriving + parts["communication"])
 
 
 def compile_and_estimate(plan: Plan, programs: Iterable[Program], report: Report) -> Estimate:
@@ -303,6 +306,7 @@ def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
         "flops": estimate.flops,
         "sent_bytes": forward.sent_bytes if forward else None,
         "sent_seconds": forward.sent_seconds if forward else None,
+        "waiting_seconds": forward.waiting_seconds if forward else None,
         "collectives": [asdict(collective) for collective in forward.collectives] if forward else None,
         "compile_seconds": forward.compile_seconds if forward else None,
         "seconds_per_step": estimate.seconds_per_step,

@@ -11,7 +11,8 @@ from ltx2_cli.console import columns, print_out, visible
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.alternatives import Request
-from ltx2_cli.estimate.compiled import Collective, Compiled, sent_bytes, write_hlo
+from ltx2_cli.estimate.collectives import Collective, sent_bytes
+from ltx2_cli.estimate.compiled import Compiled, write_hlo
 from ltx2_cli.estimate.cycles import REMARKS, Cycles, dumped_schedules
 from ltx2_cli.estimate.estimate import (
     FORWARD,
@@ -126,8 +127,12 @@ def _forward(estimate: Estimate, number: int) -> Iterator[str]:
         return
     sizes = vars(forward.memory).items()
     rows += [(f"  {name.removesuffix('_bytes')}", quantity(size), "", "", "") for name, size in sizes]
-    waited_for = sent_bytes(collective for collective in forward.collectives if not collective.asynchronous)
-    waits = f"{quantity(waited_for)} not overlapped" if forward.sent_bytes else ""
+    waits = ""
+    if forward.sent_bytes and forward.waiting_seconds is not None:
+        waits = f"arithmetic waits for {duration(forward.waiting_seconds)} of it"
+    elif forward.sent_bytes:
+        waited_for = sent_bytes(collective for collective in forward.collectives if not collective.asynchronous)
+        waits = f"{quantity(waited_for)} not overlapped"
     rows.append(("  sends", quantity(forward.sent_bytes), _link_time(forward.collectives), waits, ""))
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for collective in forward.collectives:

@@ -20,7 +20,8 @@ from compilers import needs_cuda, needs_libtpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.estimate import offline
-from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory, collectives, sent_bytes
+from ltx2_cli.estimate.collectives import collectives, sent_bytes
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.cycles import LAYERS, OUTSIDE, SCHEDULE, SCOPES, XLA, Cycles
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import MeshSearch, topology

@@ -15,7 +15,7 @@ from ltx2_cli.core.decode import decode, media_programs
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.errors import UsageError
-from ltx2_cli.estimate.compiled import Collective, collectives
+from ltx2_cli.estimate.collectives import Collective, collectives
 from ltx2_cli.media.clip import Media
 from ltx2_cli.plan.decoding import Tiles
 from ltx2_cli.plan.resolve import Plan

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ltx2_cli.estimate.compiled import Collective, axes_of, collectives, groups, sent_bytes
+from ltx2_cli.estimate.collectives import Collective, axes_of, collectives, groups, sent_bytes
 
 AXES = ("a", "b")
 

@@ -11,7 +11,8 @@ from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.alternatives import Alternative, Request
-from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
+from ltx2_cli.estimate.collectives import Collective
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan, record
 from ltx2_cli.estimate.fit import check_estimate
 from ltx2_cli.estimate.flops import phase_flops

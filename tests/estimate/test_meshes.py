@@ -11,7 +11,8 @@ from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.core.report import Report
 from ltx2_cli.estimate import offline as module
-from ltx2_cli.estimate.compiled import Collective, Compiled, CompileFailure, Memory
+from ltx2_cli.estimate.collectives import Collective
+from ltx2_cli.estimate.compiled import Compiled, CompileFailure, Memory
 from ltx2_cli.estimate.cycles import SCHEDULE, Cycles
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.offline import meshes, search_meshes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from ltx2_cli.estimate.compiled import collectives
+from ltx2_cli.estimate.collectives import collectives
 from ltx2_cli.estimate.estimate import sharding_warnings
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.declare import Scope, Weight

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 
 from ltx2_cli.diffusion.geometry import Geometry
-from ltx2_cli.estimate.compiled import collectives
+from ltx2_cli.estimate.collectives import collectives
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.config import read_arch
 from ltx2_cli.models.connectors import TextConnectors
