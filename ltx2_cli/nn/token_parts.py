@@ -42,9 +42,9 @@ def part_sizes(rows: int, tokens: int, axis: str | None) -> list[int]:
     more than one where pairs of devices send each other sums, and where the products of a part take longer than reading
     their weights."""
     plan = active()
+    here, known = tokens // (plan.parts(axis) if plan else 1), chip(device().device_kind)
     if plan is None or not any(map(plan.pair, ("heads", "mlp"))):
-        return [tokens]
-    here, known = tokens // plan.parts(axis), chip(device().device_kind)
+        return [here]
     most = UNKNOWN_DEVICE_PARTS
     if known:
         positions = -(-rows // plan.parts("rows")) * here
