@@ -30,8 +30,8 @@ from ltx2_cli.weights.quantized_matrix import QuantizedMatrix
 
 TOKENS, WIDTH = 1, 2  # dimensions of projections
 NAG_EPS = 1e-7
-# At most. Devices of one chip exchange about as fast as they copy: there, by libtpu's schedule, groups cost LTX-2.3 on
-# tpu7x:2x2x1 2 % of a forward, and what it sends takes 3 %.
+# At most. Between the devices of a chip of tpu7x:2x2x1, by libtpu's schedule, groups cost LTX-2.3 2 % of a forward, and
+# what it sends takes 3 %: there it is one.
 HEAD_GROUPS = 4
 QK_NORM_EPS = 1e-6  # of queries and keys, whatever a model's other norms add
 
@@ -213,7 +213,7 @@ def attend(
         if heads_here % plan.mesh.shape[along]:
             assert references is None, "no plan lets a device hold a part of the tokens that attend to references"
             return gather_context(kernel, operands, heads_here, along, counts[1])
-        most = 1 if plan.on_one_chip(along) else HEAD_GROUPS
+        most = HEAD_GROUPS if plan.overlaps(along) else 1
         return ulysses(kernel, operands, heads_here, along, counts, references, most)
 
     ropes = None

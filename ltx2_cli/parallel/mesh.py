@@ -92,19 +92,20 @@ class ShardingPlan:
         return self.mesh.shape[mesh_axis] if mesh_axis else 1
 
     def pair(self, axis: str | None) -> str | None:
-        """The mesh axis of a logical axis of weights, if it has two devices."""
+        """The mesh axis of a logical axis of weights, if it has two devices that compute while they send."""
         (mesh_axis,) = _lookup(self.weights, (axis,))
-        return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] == 2 else None
+        return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] == 2 and self.overlaps(mesh_axis) else None
+
+    def overlaps(self, mesh_axis: str) -> bool:
+        """Whether devices along an axis of the mesh compute while they send. Those of one chip send about as fast as
+        they copy; with GPUs it was not tried."""
+        chips = ({str(getattr(device, "coords", device.id)) for device in group} for group in self.groups(mesh_axis))
+        return self.mesh.devices.flat[0].platform != "gpu" and any(len(group) > 1 for group in chips)
 
     def groups(self, mesh_axis: str) -> list[list[jax.Device]]:
         """The devices along an axis of the mesh, for each place on the others."""
         along = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(mesh_axis), -1)
         return along.reshape(-1, self.mesh.shape[mesh_axis]).tolist()
-
-    def on_one_chip(self, mesh_axis: str) -> bool:
-        """Whether the devices along an axis of the mesh are those of one chip."""
-        chips = ({str(getattr(device, "coords", device.id)) for device in group} for group in self.groups(mesh_axis))
-        return all(len(group) == 1 for group in chips)
 
     def keeps_together(self, groups: int) -> bool:
         """Whether each device along the axis of rows holds whole groups of rows, of `groups` in all."""

@@ -1,7 +1,7 @@
 """A layer on parts of the tokens: which, in which order, and that they are the whole."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,22 @@ def plan_on(devices: Sequence[object], **mesh: int) -> ShardingPlan:
         ("TPU v6 lite", {"passes": 4, "tokens": 2}, 4, 6144, [3072]),  # no pair
         ("TPU v6 lite", {"passes": 2, "heads": 4}, 2, 6144, [6144]),  # four devices have no permute for their sums
         ("another", {"passes": 4, "heads": 2}, 4, 9, [5, 4]),
+        ("NVIDIA H100", {"passes": 4, "heads": 2}, 4, 6144, [6144]),  # not tried
     ],
 )
 def test_parts_are_as_many_as_hide_what_is_sent(
     kind: str, mesh: dict[str, int], rows: int, tokens: int, sizes: list[int]
 ) -> None:
-    with activate(plan_on(tpus(kind, 8), **mesh)):
+    devices = [replace(device, platform="gpu") for device in tpus(kind, 8)] if "NVIDIA" in kind else tpus(kind, 8)
+    with activate(plan_on(devices, **mesh)):
         assert part_sizes(rows, tokens, "tokens") == sizes
+
+
+def test_devices_of_one_chip_send_at_once() -> None:
+    assert plan_on(tpus("TPU7x", 8, cores=2), passes=2, heads=4).overlaps("heads")
+    on_chips = plan_on(tpus("TPU7x", 8, cores=2), passes=4, heads=2)
+    assert not on_chips.overlaps("heads")
+    assert on_chips.pair("heads") is None
 
 
 def test_parts_of_every_device_make_the_whole_again() -> None:
