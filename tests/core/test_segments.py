@@ -9,7 +9,7 @@ from PIL import Image
 
 from clips import PROMPT, Case, Checkpoint, Size, final_latents, plan_of
 from ltx2_cli.core.components import Components
-from ltx2_cli.nn.attention import Attention, KeysValues
+from ltx2_cli.nn.attention import Attention, KeysValues, TokenAxis
 from ltx2_cli.plan.resolve import resolve
 from ltx2_cli.plan.segments import segment_weights
 from ltx2_cli.request.layers import read_text
@@ -93,7 +93,9 @@ def test_results_of_attention_are_added_by_weights(gated: bool) -> None:
     each = [attention.keys_values(texts[:, number]) for number in range(3)]
     wanted = sum(weight[:, None] * attention(x, text) for weight, text in zip(weights, each, strict=True))
     context = KeysValues(*(jnp.stack(parts, axis=1) for parts in zip(*each, strict=True)))
-    np.testing.assert_allclose(attention.to_texts(x, context, weights=weights), wanted, atol=1e-5)
+    gathered = attention.gather_texts(x, context, weights=weights)
+    attended = attention.finish(attention.start(gathered, TokenAxis()), TokenAxis())
+    np.testing.assert_allclose(attended, wanted, atol=1e-5)
 
 
 REFUSED = {
