@@ -47,7 +47,7 @@ OVER_LEAST: Mapping[str, Interval] = {
 }
 ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, likewise.
-IN_EIGHT_BITS = Interval(1.4, 2.2)
+IN_EIGHT_BITS = Interval(1.4, 2.4)
 # Decoding by diffusion, whose attention multiplies more than its windows and takes powers of what it masks. By the
 # schedules for 768x512.
 BY_DIFFUSION = Interval(10.8, 11.3)
