@@ -104,13 +104,10 @@ class Attention(nnx.Module):
         context: KeysValues,
         axes: TokenAxes = UNSPLIT,
         ropes: tuple[PreparedRope, PreparedRope] | None = None,
-        mask: Bool[Mask, " rows"] | None = None,
-        references: References | None = None,
     ) -> Float[jax.Array, "rows tokens dim"]:
-        """Attention from x [rows, tokens, dim] to `context`. `axes` and `ropes` are of the queries and of the context.
-        The rest is for self-attention. Where `mask` (bool [rows]) is false, a token keeps its own value: the
-        perturbation of spatio-temporal guidance. `references` are among the tokens."""
-        return self.finish(self.start(self.gather(x, context, axes, ropes, mask, references), axes[0]), axes[0])
+        """Attention from x [rows, tokens, dim] to `context`. `axes` and `ropes` are of the queries and of the
+        context."""
+        return self.finish(self.start(self.gather(x, context, axes, ropes), axes[0]), axes[0])
 
     def gather(
         self,
@@ -121,7 +118,9 @@ class Attention(nnx.Module):
         mask: Bool[Mask, " rows"] | None = None,
         references: References | None = None,
     ) -> Float[jax.Array, "rows tokens width"]:
-        """The attention without its output layer, by heads."""
+        """As `__call__`, without the output layer, by heads. The rest is for self-attention. Where `mask` (bool [rows])
+        is false, a token keeps its own value: the perturbation of spatio-temporal guidance. `references` are among the
+        tokens."""
         queries, norm, gates = self._queries(x)
         return attend(Operands(queries, *context, ropes, gates, mask, norm), self.heads, axes, references)
 
@@ -140,7 +139,7 @@ class Attention(nnx.Module):
         if isinstance(started, Exchanged):
             plan = active()
             assert plan
-            started = combine(_in_order, plan, plan.pair("heads") or "", started)
+            started = combine(_in_order, plan, started)
         return self.to_out(constrain(started, ("rows", tokens.name, None)))
 
     def gather_texts(

@@ -3,7 +3,7 @@ channels-last arrays [batch, *axes, channels], also of images split over devices
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Linear(nnx.Module):
         plan = active()
         if isinstance(product, Exchanged):
             assert plan
-            product = combine(lambda own, other, _: own + other, plan, plan.pair(self.axes[0]) or "", product)
+            product = combine(lambda own, other, _: own + other, plan, product)
         return product if self.bias is None else product + self.bias[...]
 
     def _split_input(self) -> str | None:
@@ -102,13 +102,13 @@ def multiply(x: Matrix, matrix: Matrix) -> Float[jax.Array, "*batch d_out"]:
     return _product(x, matrix)
 
 
-def _rounds(matrix: Matrix) -> bool:
+def _rounds(matrix: Matrix) -> TypeGuard[QuantizedMatrix]:
     return isinstance(matrix, QuantizedMatrix) and matrix.rounds_input
 
 
 def _rounded(x: jax.Array, matrix: Matrix, bound: Callable[[], jax.Array] | None = None) -> Matrix:
     """x in eight bits if its product with a matrix is of these, each token with a scale of its own."""
-    if not (isinstance(matrix, QuantizedMatrix) and matrix.rounds_input):
+    if not _rounds(matrix):
         return x
     return replace(quantize(x, matrix.type, bound() if bound else None), result_dtype=x.dtype)
 
@@ -137,7 +137,7 @@ def _multiply_parts(
     values = PartitionSpec(None, axis)
     of_matrix = replace(matrix, values=values, scale=PartitionSpec()) if isinstance(matrix, QuantizedMatrix) else values
     specs = PartitionSpec(*[None] * (x.ndim - 1), axis), of_matrix
-    if plan.mesh.shape[axis] == 2:
+    if plan.is_pair(axis):
         return exchange(part, plan, axis, specs, x, matrix)
 
     def stacked(x: jax.Array, matrix: Matrix) -> jax.Array:

@@ -2,6 +2,7 @@
 part."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -122,4 +123,4 @@ class _Part:
         computed = last.started.own if isinstance(last.started, Exchanged) else last.started
         own = self.state, self.started
         (self.state, self.started), (last.state, computed) = jax.lax.optimization_barrier((own, (last.state, computed)))
-        last.started = last.started._replace(own=computed) if isinstance(last.started, Exchanged) else computed
+        last.started = replace(last.started, own=computed) if isinstance(last.started, Exchanged) else computed

@@ -58,6 +58,11 @@ def slice_index(device: "jax.Device") -> int:
     return getattr(device, "slice_index", 0)
 
 
+def chip_place(device: "jax.Device") -> tuple[int, ...]:
+    """The slice and the coordinates of a device's chip; the number of a device without coordinates, such as a CPU."""
+    return slice_index(device), *getattr(device, "coords", (device.id,))
+
+
 def install_command(extra: str = "") -> str:
     """The command that installs ltx2, with an optional dependency such as `[tpu]`; no index has the name ltx2."""
     return f"in a clone of ltx2: pip install -c constraints.txt '.{extra}'"

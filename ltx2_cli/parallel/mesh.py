@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
-from ltx2_cli.parallel.devices import skip_absent_tpu, slice_index
+from ltx2_cli.parallel.devices import chip_place, skip_absent_tpu, slice_index
 from ltx2_cli.parallel.rules import rule_mistakes
 from ltx2_cli.request.spec import AttentionBackend, Offload, ShardingSpec
 from ltx2_cli.request.spelling import typed
@@ -94,13 +94,17 @@ class ShardingPlan:
     def pair(self, axis: str | None) -> str | None:
         """The mesh axis of a logical axis of weights, if it has two devices that compute while they send."""
         (mesh_axis,) = _lookup(self.weights, (axis,))
-        return mesh_axis if mesh_axis and self.mesh.shape[mesh_axis] == 2 and self.overlaps(mesh_axis) else None
+        return mesh_axis if mesh_axis and self.is_pair(mesh_axis) else None
+
+    def is_pair(self, mesh_axis: str) -> bool:
+        """Whether an axis of the mesh has two devices that compute while they send."""
+        return self.mesh.shape[mesh_axis] == 2 and self.overlaps(mesh_axis)
 
     def overlaps(self, mesh_axis: str) -> bool:
         """Whether devices along an axis of the mesh compute while they send. Those of one chip send about as fast as
         they copy; with GPUs it was not tried."""
-        chips = ({str(getattr(device, "coords", device.id)) for device in group} for group in self.groups(mesh_axis))
-        return self.mesh.devices.flat[0].platform != "gpu" and any(len(group) > 1 for group in chips)
+        between_chips = any(len(set(map(chip_place, group))) > 1 for group in self.groups(mesh_axis))
+        return between_chips and self.mesh.devices.flat[0].platform != "gpu"
 
     def groups(self, mesh_axis: str) -> list[list[jax.Device]]:
         """The devices along an axis of the mesh, for each place on the others."""

@@ -11,9 +11,13 @@ from jax.sharding import Mesh
 
 from devices import tpus
 from ltx2_cli.nn.attention import TokenAxis
+from ltx2_cli.nn.layers import Linear
 from ltx2_cli.nn.token_parts import LayerStep, join_tokens, part_sizes, run_in_parts, split_tokens
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.weights.declare import Scope
+from ltx2_cli.weights.quantized_matrix import quantize
+from ltx2_cli.weights.tensors import MatrixType
 
 WEIGHTS = (("heads", "heads"), ("mlp", "heads"))
 ACTIVATIONS = (("rows", "passes"), ("tokens", "tokens"), ("heads", "heads"))
@@ -51,6 +55,20 @@ def test_devices_of_one_chip_send_at_once() -> None:
     on_chips = plan_on(tpus("TPU7x", 8, cores=2), passes=4, heads=2)
     assert not on_chips.overlaps("heads")
     assert on_chips.pair("heads") is None
+
+
+@pytest.mark.parametrize("cores", [1, 2])  # devices of two chips, and of one
+@pytest.mark.parametrize("kind", [None, MatrixType(np.dtype(np.int8), rounds_input=True)], ids=str)
+def test_sums_of_a_pair_are_whole_on_chips_and_between_them(cores: int, kind: MatrixType | None) -> None:
+    """As described devices: their program is traced, and does not run."""
+
+    layer = Linear(Scope(jnp.bfloat16, matrices=kind), 64, 32, ("mlp", "embed"), bias=False)
+    matrix = jax.eval_shape(lambda w: quantize(w, kind) if kind else w, jax.ShapeDtypeStruct((32, 64), jnp.bfloat16))
+    layer.kernel = layer.kernel.with_value(matrix)
+    with activate(plan_on(tpus("TPU7x", 8, cores=cores), passes=4, heads=2)):
+        traced = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jax.ShapeDtypeStruct((4, 6, 64), jnp.bfloat16))
+    assert [each.shape for each in traced.out_avals] == [(4, 6, 32)]
+    assert ("ppermute" in str(traced)) == (cores == 1)
 
 
 def test_parts_of_every_device_make_the_whole_again() -> None:
