@@ -78,7 +78,11 @@ class Stream(nnx.Module):
 
     def run_alone(self, x: jax.Array, gathered: jax.Array, before: list[LayerStep], inputs: StreamInputs) -> jax.Array:
         """x after a layer without the other stream."""
-        return run_in_parts([*before, self.mlp()], (x, gathered), inputs)
+        return self.run([*before, self.mlp()], (x, gathered), inputs)
+
+    def run(self, steps: list[LayerStep], arrays: tuple[jax.Array, ...], inputs: StreamInputs) -> jax.Array:
+        """The result of some steps of this stream."""
+        return run_in_parts(steps, arrays, inputs, self.feed_forward.up.rounds_input)
 
     def add_self_attention(self) -> LayerStep:
         """From x and self-attention by heads, x after self-attention."""
@@ -200,7 +204,7 @@ class Block(nnx.Module):
         states = Streams(*zip(x, gathered, strict=True))
         if not (self.video and self.audio and inputs.video and inputs.audio):
             return map_streams(Stream.run_alone, streams, x, gathered, steps, inputs)
-        audio = run_in_parts(steps.audio, states.audio, inputs.audio)
+        audio = self.audio.run(steps.audio, states.audio, inputs.audio)
         exchange = self._exchange(0, self._keys_values(0, audio, inputs.audio, isolated), inputs, masks, isolated)
         to_audio: list[KeysValues] = []  # of each part of the video
 
@@ -209,11 +213,11 @@ class Block(nnx.Module):
             return exchange.start(x, inputs)
 
         video_steps = [*steps.video, exchange._replace(start=start), self.video.mlp()]
-        video = run_in_parts(video_steps, states.video, inputs.video)
+        video = self.video.run(video_steps, states.video, inputs.video)
         name = inputs.video.tokens.name
         context = KeysValues(*(join_tokens(parts, name) for parts in zip(*to_audio, strict=True)))
         exchange = self._exchange(1, context, inputs, masks, isolated)
-        return Streams(video, run_in_parts([exchange, self.audio.mlp()], (audio,), inputs.audio))
+        return Streams(video, self.audio.run([exchange, self.audio.mlp()], (audio,), inputs.audio))
 
     @jax.named_scope("exchange")
     def _keys_values(self, to: int, x: jax.Array, inputs: StreamInputs, isolated: int) -> KeysValues:

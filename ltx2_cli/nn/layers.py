@@ -43,6 +43,11 @@ class Linear(nnx.Module):
         self.bias = scope.weight("bias", (d_out,), axes[1:]) if bias else None
         self.axes = axes
 
+    @property
+    def rounds_input(self) -> bool:
+        """Whether its products are in eight bits."""
+        return _rounds(self.kernel.get_value())
+
     def prepare(self, x: Float[jax.Array, "*batch d_in"], bound: Callable[[], jax.Array] | None = None) -> Matrix:
         """x in HBM as the product reads it, also that of other layers with this one's type of matrix. `bound`: the
         function that makes an upper bound of |x| in each row, float32 [*batch], if x is rounded."""

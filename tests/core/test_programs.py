@@ -185,6 +185,22 @@ def test_devices_compute_while_they_send(slice_: str, mesh: dict[str, int], kind
 
 
 @needs_libtpu
+@pytest.mark.parametrize(
+    ("keys", "parts", "tokens"),
+    [({}, 6, 1024), ({"weights": "int8"}, 6, 1024), ({"weights": "int8", "compute": "full"}, 4, 1536)],
+    ids=str,
+)
+def test_what_is_sent_in_parts_goes_by_the_type_of_products(keys: dict[str, str], parts: int, tokens: int) -> None:
+    sharding = {"profile": "trillium", "mesh": {"passes": 4, "heads": 2}}
+    asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "sharding": sharding, **keys}
+    plan = plan_offline(read_spec(asked, width=768, height=512, num_frames=121), offline.topology("v6e:2x4"))
+    (forward,) = forward_programs(plan)
+    sent = re.findall(r"collective_permute.*tensor<[\dx]*?(\d+)x\d+xbf16>$", forward.lower().as_text(), re.M)
+    a_layer = 4  # sums: of three attentions and the feed-forward. The audio is not split
+    assert Counter(sent) == {str(tokens): a_layer * parts, "126": a_layer}
+
+
+@needs_libtpu
 @pytest.mark.slow
 def test_steps_that_skip_blocks_compile_for_tpus() -> None:
     """In windows, of one device and of four that split rows and tokens; the cache comes out where it went in."""

@@ -47,7 +47,12 @@ def test_parts_are_as_many_as_hide_what_is_sent(
 ) -> None:
     devices = [replace(device, platform="gpu") for device in tpus(kind, 8)] if "NVIDIA" in kind else tpus(kind, 8)
     with activate(plan_on(devices, **mesh)):
-        assert part_sizes(rows, tokens, "tokens") == sizes
+        assert part_sizes(rows, tokens, "tokens", eight_bits=False) == sizes
+
+
+def test_parts_of_products_in_eight_bits_are_larger() -> None:
+    with activate(plan_on(tpus("TPU v6 lite", 8), passes=4, heads=2)):
+        assert part_sizes(4, 6144, "tokens", eight_bits=True) == [1536] * 4
 
 
 def test_devices_of_one_chip_send_at_once() -> None:
@@ -106,7 +111,7 @@ def test_each_part_is_a_step_behind_the_one_before_it_and_computed_after_it() ->
         return LayerStep(start, finish)
 
     def layer(x: jax.Array) -> jax.Array:
-        return run_in_parts([step(0), step(1)], (x,), Inputs(TokenAxis("tokens")))
+        return run_in_parts([step(0), step(1)], (x,), Inputs(TokenAxis("tokens")), eight_bits=False)
 
     x = jnp.arange(8.0).reshape(1, 4, 2)
     with activate(plan_on(jax.devices(), passes=4, heads=2)):
