@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, reduce
 from math import prod
+from operator import attrgetter
 from os import cpu_count
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.weights.checkpoint import Index, TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Shape, declared, map_weights, weights
 from ltx2_cli.weights.host import to_device
+from ltx2_cli.weights.lora import LoraFactors
 from ltx2_cli.weights.quantized_matrix import Place, places
 from ltx2_cli.weights.tensors import DTYPES, shape_text
 from ltx2_cli.weights.transfer import (
@@ -28,6 +30,7 @@ from ltx2_cli.weights.transfer import (
     Placement,
     chunks,
     compile_transfer,
+    factor_bytes,
     lora_merger,
     send,
     send_factors,
@@ -35,6 +38,8 @@ from ltx2_cli.weights.transfer import (
 )
 
 M = TypeVar("M", bound=nnx.Module)
+T = TypeVar("T")
+R = TypeVar("R")
 Parts = dict[str, np.ndarray]  # parts of an array on the host, by the text of their index
 CHUNK_BYTES = 2**27  # of an array that is sent to the devices
 ON_THE_WAY = 2  # chunks in flight on the devices: one arrives while the next is sent
@@ -92,7 +97,8 @@ def load_weights(
     compiled = in_background("compile", (partial(compile_transfer, transfer) for transfer in transfers))
     programs = dict(zip(transfers, compiled, strict=True))
     try:
-        for chunk, parts, (scale, factors) in _read_ahead(all_chunks, files, lora_deltas):
+        reads = _read_ahead(all_chunks, attrgetter("host_bytes"), partial(_begin, files, lora_deltas))
+        for chunk, parts, ((scale, factors), *_) in reads:
             transfer, key = chunk.transfer, chunk.weight.key
             array = send(transfer, parts)
             sent = array, scale, factors and send_factors(factors, transfer.place)
@@ -111,36 +117,37 @@ def load_weights(
 
 
 def _read_ahead(
-    all_chunks: Iterable[Chunk], files: TensorFiles, lora_deltas: LoraDeltas
-) -> Iterator[tuple[Chunk, Parts, tuple[Any, Any]]]:
-    """Yield each chunk when it is read: its parts, its scale or None, and its LoRA factors or None. Threads read up to
-    `READ_AHEAD` bytes of the next chunks meanwhile. Raises `RunError`."""
-    ahead: deque[tuple[Chunk, Parts, list[Future[Any]]]] = deque()
+    items: Iterable[T], host_bytes: Callable[[T], int], begin: Callable[[T], tuple[R, list[Future[Any]]]]
+) -> Iterator[tuple[T, R, list[Any]]]:
+    """Yield each item when it is read: with what `begin` returned for it, and the results of its reads. Threads read up
+    to `READ_AHEAD` bytes of the next items meanwhile. Raises `RunError`."""
+    ahead: deque[tuple[T, R, list[Future[Any]]]] = deque()
     try:
-        for chunk in (*all_chunks, None):
-            held = sum(earlier.host_bytes for earlier, _, _ in ahead)
-            while ahead and (chunk is None or chunk.host_bytes + held > READ_AHEAD):
-                earlier, parts, reads = ahead[0]  # counts as read ahead until it is yielded
-                changes, *_ = [read.result() for read in reads]
+        for item in (*items, None):
+            held = sum(host_bytes(earlier) for earlier, _, _ in ahead)
+            while ahead and (item is None or host_bytes(item) + held > READ_AHEAD):
+                earlier, begun, reads = ahead[0]  # counts as read ahead until it is yielded
+                results = [read.result() for read in reads]
                 ahead.popleft()
-                held -= earlier.host_bytes
-                yield earlier, parts, changes
-            if chunk:
-                ahead.append((chunk, *_begin(chunk, files, lora_deltas)))
+                held -= host_bytes(earlier)
+                yield earlier, begun, results
+            if item is not None:
+                ahead.append((item, *begin(item)))
     finally:
         for _, _, reads in ahead:
             for read in reads:
                 read.cancel()
 
 
-def _begin(chunk: Chunk, files: TensorFiles, lora_deltas: LoraDeltas) -> tuple[Parts, list[Future[Any]]]:
-    """Start the reads of a chunk. Returns its parts, complete when all reads are done, and the reads."""
+def _begin(files: TensorFiles, lora_deltas: LoraDeltas, chunk: Chunk) -> tuple[Parts, list[Future[Any]]]:
+    """Start the reads of a chunk. Returns its parts, complete when all reads are done, and the reads; the first one
+    reads its scale and its LoRA factors, each None if there is none."""
     (name, _), *_ = chunk.tensors
     transfer, parts = chunk.transfer, {}
 
-    def changes() -> tuple[np.float32 | np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
+    def changes() -> tuple[np.float32 | np.ndarray | None, LoraFactors | None]:
         scale = files.scale(name) if transfer.scaled else files.row_scales(name) if transfer.kept else None
-        return scale, lora_deltas[name].read() if transfer.rank else None
+        return scale, lora_deltas[name].read() if transfer.lora else None
 
     reads: list[Future[Any]] = [THREADS.submit(changes)]
     for text, index in transfer.parts().items():
@@ -190,16 +197,25 @@ def _read(files: TensorFiles, name: str, window: tuple[range, ...], out: np.ndar
 
 def merge_lora(module: nnx.Module, place: Placement, lora_deltas: LoraDeltas) -> None:
     """Lay the weights of `module` out by `place` and add LoRA deltas to them, in float32 before the cast. Works in
-    place, one weight at a time: a device holds a weight twice only if its layout changes, and the host holds the
-    factors of one tensor."""
-    for weight in weights(module):
+    place, one weight at a time: a device holds a weight twice only if its layout changes, and the host holds at most
+    `READ_AHEAD` bytes of factors, or those of two tensors."""
+    parameters = weights(module)
+    added = [(shape, lora_deltas[name]) for each in parameters for name, shape in each.tensors() if name in lora_deltas]
+    all_factors = _read_ahead(
+        added,
+        lambda of: factor_bytes(of[0], of[1].rank, of[1].dtype),
+        lambda of: (None, [THREADS.submit(of[1].read)]),
+    )
+    for weight in parameters:
         weight.set_value(jax.tree.map(_moved, weight.get_value(), places(weight.get_value(), place(weight))))
         add = lora_merger(place(weight), weight.order)
         for layer, (name, _) in enumerate(weight.tensors()):
             if name in lora_deltas:
-                number = np.int32(layer) if weight.layers else None
-                weight.set_value(add(weight.get_value(), send_factors(lora_deltas[name].read(), place(weight)), number))
-                jax.block_until_ready(weight.get_value())  # free the factors before the next are read
+                _, _, (factors,) = next(all_factors)
+                sent = send_factors(factors, place(weight))
+                jax.block_until_ready(weight.get_value())  # one program at a time gathers, and holds factors
+                weight.set_value(add(weight.get_value(), sent, np.int32(layer) if weight.layers else None))
+        jax.block_until_ready(weight.get_value())
 
 
 def _moved(array: jax.Array, place: Place) -> jax.Array:

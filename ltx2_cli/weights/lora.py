@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from ltx2_cli.artifacts.files import user_path
@@ -17,12 +18,13 @@ from ltx2_cli.request.profiles import SAFETENSORS
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import TensorFiles, abbreviate, collect, count_and_list, raise_all, read_json
 from ltx2_cli.weights.hub import Download, cached_files, list_downloads, locate_or_download
-from ltx2_cli.weights.tensors import FLOATS
+from ltx2_cli.weights.tensors import DTYPES, FLOATS
 
 LEAVE_OUT = "name another LoRA, or none"
 TAKES = "a LoRA is a FILE, a FOLDER or REPO[/FILE], with a strength behind it or without: FILE:0.8"
 LORA_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
 MAX_FLOAT32 = 3e38
+BF16_MAGNITUDE = np.uint16(0x7FFF)  # the bits without the sign: larger numbers have larger ones
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
 ALPHA = ".alpha"
@@ -65,6 +67,14 @@ class LoraPair:
     dtypes: tuple[str, str]
 
 
+class LoraFactors(NamedTuple):
+    """The factors of a low-rank matrix b · diag(scales) · a, as they are stored: arrays, or places of arrays."""
+
+    a: Any  # [rank, in]
+    b: Any  # [out, rank]
+    scales: Any  # float32 [rank]
+
+
 @dataclass(frozen=True, eq=False)
 class LoraFile:
     """A LoRA file with its header read."""
@@ -73,25 +83,27 @@ class LoraFile:
     files: TensorFiles
     pairs: Mapping[str, LoraPair]  # by target, as the file calls it
 
-    def read(self, target: str, strength: float) -> tuple[np.ndarray, np.ndarray]:
-        """float32 a [rank, in], and b [out, rank] times strength · alpha / rank, or times strength without an alpha.
-        Raises `RunError` where they are not finite."""
+    def read(self, target: str, strength: float) -> LoraFactors:
+        """The factors of a target. Their scale is strength · alpha / rank, or the strength without an alpha. Raises
+        `RunError` where they are not finite."""
         pair = self.pairs[target]
         a, b, alpha = self._array(pair.a), self._array(pair.b), pair.alpha
         number = float(self._array(alpha).item()) if isinstance(alpha, str) else alpha
-        b *= np.float32(strength * (1.0 if number is None else number / pair.rank))
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        scale = np.float32(strength * (1.0 if number is None else number / pair.rank))
+        if not np.isfinite([largest(a), largest(b) * scale]).all():
             again = f"download it again, or {LEAVE_OUT}"
             raise RunError(f"{self.path} is damaged: {pair.a} and its twin are not finite", again)
-        return a, b
+        return LoraFactors(a, b, np.full(pair.rank, scale))
 
     def _array(self, name: str) -> np.ndarray:
-        return np.array(self.files.read(name, ()), np.float32)
+        stored = np.empty(self.files[name].shape, self.files[name].stored_dtype)
+        self.files.read_into(name, 0, stored)
+        return stored.astype(_factor_dtype(self.files[name].dtype), copy=False)
 
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """The sum of LoRAs for one tensor W (out, in), as on disk: W + b @ a."""
+    """The sum of LoRAs for one tensor W (out, in), as on disk: W + b · diag(scales) · a."""
 
     parts: tuple[tuple[LoraFile, str, float], ...]  # files, with a target and a strength
 
@@ -100,10 +112,31 @@ class LoraDelta:
         """The sum of the files' ranks."""
         return sum(lora.pairs[target].rank for lora, target, _ in self.parts)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """float32 a [rank, in] and b [out, rank], those of all files concatenated along the rank."""
-        a, b = zip(*(lora.read(target, strength) for lora, target, strength in self.parts), strict=True)
-        return np.concatenate(a), np.concatenate(b, axis=1)
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of its factors: that of the files, or float32 if they have several."""
+        stored = {dtype for lora, target, _ in self.parts for dtype in lora.pairs[target].dtypes}
+        return _factor_dtype(*stored)
+
+    def read(self) -> LoraFactors:
+        """The factors of all files, concatenated along the rank."""
+        a, b, scales = zip(*(lora.read(target, strength) for lora, target, strength in self.parts), strict=True)
+        wide = partial(np.ndarray.astype, dtype=self.dtype, copy=False)
+        return LoraFactors(
+            np.concatenate([*map(wide, a)]), np.concatenate([*map(wide, b)], axis=1), np.concatenate(scales)
+        )
+
+
+def _factor_dtype(*stored: str) -> np.dtype:
+    """The type in which factors of types on disk are sent: theirs, or float32 for several or float64."""
+    return np.dtype(DTYPES[stored[0]] if len(stored) == 1 and stored[0] != "F64" else np.float32)
+
+
+def largest(x: np.ndarray) -> np.float32:
+    """The largest magnitude of numbers; not finite if one is not."""
+    if x.dtype == ml_dtypes.bfloat16:  # whose functions take four times as long, and one thread at a time
+        return (x.view(np.uint16) & BF16_MAGNITUDE).max().view(x.dtype).astype(np.float32)
+    return np.abs(x).max().astype(np.float32)
 
 
 def open_lora(path: Path) -> LoraFile:

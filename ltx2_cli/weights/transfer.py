@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from ltx2_cli.parallel.jit import jitted_once
 from ltx2_cli.weights.checkpoint import Index, TensorFiles
 from ltx2_cli.weights.declare import Shape, Weight
 from ltx2_cli.weights.host import is_on_host, lies_on_host, on_device, to_device
-from ltx2_cli.weights.lora import LoraDelta
+from ltx2_cli.weights.lora import LoraDelta, LoraFactors
 from ltx2_cli.weights.quantized_matrix import (
     Matrix,
     Place,
@@ -32,7 +33,6 @@ from ltx2_cli.weights.tensors import MatrixType
 SMALL = 2**22  # bytes: a smaller array is sent to each device; a program to gather it would take longer
 TRANSFERS = 512  # cached programs: more than the kinds of weights of all networks
 Placement = Callable[[Weight], Place]
-Factors = tuple[jax.Array, jax.Array]  # float32 a [rank, in] and b [out, rank]; b·a is added to a matrix as on disk
 LoraDeltas = Mapping[str, LoraDelta]  # by tensor
 
 
@@ -70,7 +70,7 @@ class Transfer:
     place: Place  # of the weight
     order: tuple[int, ...]  # permutation from a tensor on disk to the weight
     scaled: bool  # whether a scale of all its numbers is sent too
-    rank: int  # of LoRA factors that are sent too; 0: none
+    lora: tuple[int, np.dtype] | None  # rank and type of LoRA factors that are sent too
     stack: Shape | None  # shape of the weight if the array is some of its layers
 
     matrix: MatrixType | None  # of a matrix in eight bits
@@ -80,7 +80,7 @@ class Transfer:
     def direct(self) -> bool:
         """Whether the array that is sent is the weight itself, so that no program finishes it."""
         same = self.stored == self.dtype and self.sharding == self.place and not self.matrix
-        return same and not self.scaled and not self.rank and self.stack is None
+        return same and not self.scaled and not self.lora and self.stack is None
 
     def parts(self) -> dict[str, Index]:
         """Indices of the parts for this host's devices, by their text."""
@@ -102,8 +102,12 @@ class Chunk:
         """Memory on this host."""
         transfer = self.transfer
         part = prod(transfer.sharding.shard_shape(transfer.shape)) * transfer.stored.itemsize
-        factors = transfer.rank * sum(self.tensors[0][1][:2]) * np.dtype(np.float32).itemsize
-        return len(transfer.parts()) * part + factors
+        return len(transfer.parts()) * part + (factor_bytes(self.tensors[0][1], *transfer.lora) if transfer.lora else 0)
+
+
+def factor_bytes(shape: Shape, rank: int, dtype: np.dtype) -> int:
+    """The bytes of LoRA factors for a matrix (out, in)."""
+    return rank * sum(shape) * dtype.itemsize
 
 
 def chunks(
@@ -135,7 +139,7 @@ def chunks(
             place=place(weight),
             order=weight.order,
             scaled=files[name].scale is not None and not kept,
-            rank=lora_deltas[name].rank if name in lora_deltas else 0,
+            lora=(lora_deltas[name].rank, lora_deltas[name].dtype) if name in lora_deltas else None,
             stack=stack,
             matrix=matrix,
             kept=kept,
@@ -156,19 +160,23 @@ def send(transfer: Transfer, parts: Mapping[str, np.ndarray]) -> jax.Array:
     return jax.make_array_from_callback(shape, sharding, lambda index: parts[str(index)], dtype=transfer.stored)
 
 
-def send_factors(factors: tuple[np.ndarray, np.ndarray], place: Place) -> Factors:
+def send_factors(factors: LoraFactors, place: Place) -> LoraFactors:
     """Send LoRA factors for a matrix at `place`: split over the devices; the program that adds them gathers them."""
-    a, b = (jax.make_array_from_callback(x.shape, _factor_sharding(x.shape, place), x.__getitem__) for x in factors)
-    return a, b
+
+    def sent(x: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, _factor_sharding(x.shape, place), x.__getitem__)
+
+    return LoraFactors(*map(sent, factors))
 
 
 def _factor_sharding(shape: Shape, place: Place) -> NamedSharding:
     return scatter_unused_axes(shape, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
 
 
-def _add(wide: jax.Array, factors: Factors, order: tuple[int, ...], place: Place) -> jax.Array:
-    """A float32 tensor plus b·a in full precision; the factors are gathered first. Traced."""
-    a, b = jax.lax.with_sharding_constraint(factors, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
+def _add(wide: jax.Array, factors: LoraFactors, order: tuple[int, ...], place: Place) -> jax.Array:
+    """A float32 tensor plus a low-rank matrix, in full precision; the factors are gathered first. Traced."""
+    whole = jax.lax.with_sharding_constraint(factors, NamedSharding(sharding_of(place).mesh, PartitionSpec()))
+    a, b = whole.a.astype(jnp.float32), whole.b.astype(jnp.float32) * whole.scales
     return wide + jnp.matmul(b, a, precision="highest").transpose(order)
 
 
@@ -179,7 +187,7 @@ def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, ja
     to eight bits in the parts that are sent, before they are gathered."""
     place, order = transfer.place, transfer.order
 
-    def finish(stack: Any, array: jax.Array, scale: Any, factors: Factors | None, first: jax.Array) -> Any:
+    def finish(stack: Any, array: jax.Array, scale: Any, factors: LoraFactors | None, first: jax.Array) -> Any:
         if transfer.matrix is None or transfer.kept:
             array = jax.lax.with_sharding_constraint(array, on_device(sharding_of(place)))  # gathered first
         if transfer.scaled or factors is not None:  # computed in float32, cast once
@@ -238,22 +246,23 @@ def _abstract(transfer: Transfer) -> tuple[Any, Any, Any]:
     scale = None
     if transfer.scaled or transfer.kept:
         scale = jax.ShapeDtypeStruct(transfer.shape[-2:-1] if transfer.kept else (), np.float32)
-    if not transfer.rank:
+    if transfer.lora is None:
         return array, scale, None
+    rank, dtype = transfer.lora
     d_out, d_in = (transfer.shape[-2:][transfer.order.index(i)] for i in range(2))
-    factors = []
-    for shape in ((transfer.rank, d_in), (d_out, transfer.rank)):
-        sharding = _factor_sharding(shape, transfer.place)
-        factors.append(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding))
-    return array, scale, tuple(factors)
+
+    def factor(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=_factor_sharding(shape, transfer.place))
+
+    return array, scale, LoraFactors(factor(dtype, rank, d_in), factor(dtype, d_out, rank), factor(np.float32, rank))
 
 
 @lru_cache(TRANSFERS)
-def lora_merger(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, Factors, np.int32 | None], jax.Array]:
-    """The program that adds b·a to an array at `place`, or to one layer of a stack, in float32 before the cast; the
-    result is in the array's memory."""
+def lora_merger(place: Place, order: tuple[int, ...]) -> Callable[[jax.Array, LoraFactors, np.int32 | None], jax.Array]:
+    """The program that adds a low-rank matrix to an array at `place`, or to one layer of a stack, in float32 before the
+    cast; the result is in the array's memory."""
 
-    def add(array: jax.Array, factors: Factors, layer: jax.Array | None) -> jax.Array:
+    def add(array: jax.Array, factors: LoraFactors, layer: jax.Array | None) -> jax.Array:
         tensor = array if layer is None else to_device(jax.lax.dynamic_index_in_dim(array, layer, keepdims=False))
         changed = _add(tensor.astype(jnp.float32), factors, order, place).astype(array.dtype)
         return changed if layer is None else _write(array, changed[None], layer)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Barrier
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from ltx2_cli.weights import transfer
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import CONV, TRANSPOSED_CONV, Scope, Weight, declared
 from ltx2_cli.weights.load import load_weights, merge_lora, mismatches, not_finite
+from ltx2_cli.weights.lora import LoraFactors
 from tools.weights import random_weights, save
 
 
@@ -259,17 +261,24 @@ class Factors:
     shape: tuple[int, int]
     rank: int
     strength: float = 1.0
+    stored: str = "float32"
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.stored)
+
+    def read(self) -> LoraFactors:
         random = np.random.default_rng(self.rank)
         a = random.standard_normal((self.rank, self.shape[1]), np.float32)
         b = random.standard_normal((self.shape[0], self.rank), np.float32)
-        return a, np.float32(self.strength) * b
+        return LoraFactors(
+            a.astype(self.dtype), b.astype(self.dtype), np.linspace(0.5, 1, self.rank, dtype=np.float32) * self.strength
+        )
 
 
 ADDED = {  # another rank in each layer, and one layer without
     "blocks.0.linear.weight": Factors((16, 8), rank=2),
-    "blocks.2.linear.weight": Factors((16, 8), rank=5, strength=-0.7),
+    "blocks.2.linear.weight": Factors((16, 8), rank=5, strength=-0.7, stored="bfloat16"),
     "whole.weight": Factors((32, 16), rank=3, strength=1.5),
 }
 
@@ -286,8 +295,8 @@ def test_a_low_rank_matrix_is_added_before_rounding(
     for name, kernel in kernels.items():
         wanted = disk[name].astype(np.float64)
         if name in ADDED:
-            a, b = ADDED[name].read()
-            wanted = wanted + b.astype(np.float64) @ a.astype(np.float64)
+            a, b, scales = map(np.float64, ADDED[name].read())
+            wanted = wanted + b * scales @ a
         units = np.abs(np.asarray(kernel, np.float64) - wanted) / np.abs(wanted).max()
         assert units.max() <= (2**-22 if dtype == "float32" else 2**-8)  # of the largest
         if dtype == "bfloat16":  # rounded once: to the neighbour that the exact value is nearest to
@@ -314,6 +323,20 @@ def test_merging_a_lora_equals_loading_with_it(folder: Path, place: load_module.
         np.testing.assert_array_equal(one, other)
         assert (one.sharding, one.dtype) == (other.sharding, other.dtype)
         assert (addresses(one) == address) == (place is before)
+
+
+def test_factors_of_several_tensors_are_read_at_once(folder: Path) -> None:
+    together = Barrier(len(ADDED), timeout=30)  # no read ends before all have begun
+
+    @dataclass(frozen=True)
+    class Waiting(Factors):
+        def read(self) -> LoraFactors:
+            together.wait()
+            return super().read()
+
+    merged = jax.tree.map(jnp.copy, load_weights(Network("float32"), TensorFiles(folder), split))
+    merge_lora(merged, split, {name: Waiting(**vars(factors)) for name, factors in ADDED.items()})
+    assert not together.broken
 
 
 def addresses(array: jax.Array) -> list[int]:

@@ -44,7 +44,7 @@ def test_opening_reads_the_header_alone(tmp_path: Path, monkeypatch: pytest.Monk
         raise AssertionError("data was read")
 
     path = write_header(tmp_path / "x.safetensors", {"x.lora_A.weight": A, "x.lora_B.weight": B, "x.alpha": ()})
-    monkeypatch.setattr(TensorFiles, "read", read)
+    monkeypatch.setattr(TensorFiles, "read_into", read)
     low_rank = LoraDelta(delta(path, "x").parts * 2)
     assert low_rank.rank == 8
     with pytest.raises(AssertionError, match="data was read"):
@@ -66,9 +66,11 @@ def test_the_sum_of_files_equals_float64(tmp_path: Path) -> None:
         parts += delta(write(tmp_path / f"{number}.safetensors", {**tensors, **stored}), "x", strength).parts
         a, b = (tensor.astype(np.float64) for tensor in tensors.values())
         wanted += strength * (1.0 if alpha is None else alpha / rank) * b @ a
-    a, b = LoraDelta(tuple(parts)).read()
-    assert (a.dtype, b.dtype, a.shape, b.shape) == (np.float32, np.float32, (15, 8), (6, 15))
-    got = b.astype(np.float64) @ a.astype(np.float64)
+    summed = LoraDelta(tuple(parts))
+    a, b, scales = summed.read()
+    assert {summed.dtype, a.dtype, b.dtype, scales.dtype} == {np.dtype(np.float32)}
+    assert (a.shape, b.shape, scales.shape) == ((15, 8), (6, 15), (15,))
+    got = b.astype(np.float64) * scales @ a.astype(np.float64)
     assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < EXACT
 
 
@@ -78,9 +80,10 @@ def test_an_alpha_divides_by_the_rank_of_its_layer(tmp_path: Path, shape: tuple[
     alphas = {"x.alpha": np.full(shape, 2, np.float32), "y.alpha": np.full(shape, 2, np.float32)}
     path = write(tmp_path / "x.safetensors", {**tensors, **alphas})
     for target, factor in (("x", 0.5), ("y", 1.0)):
-        a, b = delta(path, target).read()
+        a, b, scales = delta(path, target).read()
         np.testing.assert_array_equal(a, tensors[f"{target}.lora_A.weight"])
-        np.testing.assert_array_equal(b, np.float32(factor) * tensors[f"{target}.lora_B.weight"])
+        np.testing.assert_array_equal(b, tensors[f"{target}.lora_B.weight"])
+        np.testing.assert_array_equal(scales, np.full(len(a), factor, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -94,22 +97,20 @@ def test_an_alpha_divides_by_the_rank_of_its_layer(tmp_path: Path, shape: tuple[
 def test_diffusers_alpha_is_in_the_metadata(tmp_path: Path, target: str, config: dict[str, object]) -> None:
     tensors = factors(target, 6, 8, 4, 0)
     path = write(tmp_path / "x.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
-    _, b = delta(path, target, 0.5).read()
-    np.testing.assert_array_equal(b, tensors[f"{target}.lora_B.weight"])  # 0.5 · 8 / 4
+    assert delta(path, target, 0.5).read().scales.tolist() == [1] * 4  # 0.5 · 8 / 4
 
 
 def test_pefts_alpha_is_in_the_config_beside_its_file(tmp_path: Path) -> None:
     tensors = factors("base_model.model.x", 6, 8, 4, 0)
     (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8, "peft_type": "LORA"}')
     for name, factor in (("adapter_model.safetensors", 2), ("another.safetensors", 1)):
-        _, b = delta(write(tmp_path / name, tensors), "base_model.model.x").read()
-        np.testing.assert_array_equal(b, factor * tensors["base_model.model.x.lora_B.weight"])
+        assert delta(write(tmp_path / name, tensors), "base_model.model.x").read().scales.tolist() == [factor] * 4
 
 
 def test_an_alpha_in_the_file_overrides_a_config(tmp_path: Path) -> None:
     tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
     path = write(tmp_path / "x.safetensors", tensors, {"lora_adapter_metadata": '{"lora_alpha": 8}'})
-    np.testing.assert_array_equal(delta(path, "x").read()[1], tensors["x.lora_B.weight"])
+    assert delta(path, "x").read().scales.tolist() == [1] * 4
 
 
 PAIR = {"x.lora_A.weight": A, "x.lora_B.weight": B}
@@ -183,11 +184,22 @@ def test_a_config_with_more_than_an_alpha_is_refused(tmp_path: Path, config: str
     assert finding in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_factors_are_read_in_their_type(tmp_path: Path, dtype: str) -> None:
+    tensors = factors("x", 6, 8, 4, 0, dtype)
+    read = delta(write(tmp_path / "x.safetensors", tensors), "x")
+    wanted = np.dtype(np.float32 if dtype == "float64" else dtype)
+    assert {read.dtype, read.read().a.dtype, read.read().b.dtype} == {wanted}
+    np.testing.assert_array_equal(read.read().b, tensors["x.lora_B.weight"].astype(wanted))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("key", "value"), [("x.lora_A.weight", np.nan), ("x.lora_B.weight", np.inf), ("x.alpha", np.nan)]
+    ("key", "value"),
+    [("x.lora_A.weight", np.nan), ("x.lora_A.weight", -np.inf), ("x.lora_B.weight", np.inf), ("x.alpha", np.nan)],
 )
-def test_values_that_are_not_finite_are_a_run_error(tmp_path: Path, key: str, value: float) -> None:
-    tensors = {**factors("x", 6, 8, 4, 0), "x.alpha": np.array(4, np.float32)}
+def test_values_that_are_not_finite_are_a_run_error(tmp_path: Path, key: str, value: float, dtype: str) -> None:
+    tensors = {**factors("x", 6, 8, 4, 0, dtype), "x.alpha": np.array(4, np.float32)}
     tensors[key].flat[0] = value
     with pytest.raises(RunError, match=r"x\.lora_A\.weight and its twin are not finite"):
         delta(write(tmp_path / "x.safetensors", tensors), "x").read()

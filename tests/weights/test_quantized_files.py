@@ -24,6 +24,7 @@ from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight, declared
 from ltx2_cli.weights.gguf_files import BLOCK_TYPES
 from ltx2_cli.weights.load import load_weights, mismatches
+from ltx2_cli.weights.lora import LoraFactors
 from ltx2_cli.weights.quantized_files import row_scales
 from program import run_program
 
@@ -96,15 +97,17 @@ class Delta(NamedTuple):
     """A low-rank matrix that is added to a weight."""
 
     rank: int = 1
+    dtype: np.dtype = np.dtype(np.float32)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.full((1, WIDTH), 0.5, np.float32), np.arange(OUT, dtype=np.float32)[:, None]
+    def read(self) -> LoraFactors:
+        b = np.arange(OUT, dtype=np.float32)[:, None]
+        return LoraFactors(np.full((1, WIDTH), 0.5, np.float32), b, np.ones(1, np.float32))
 
 
 @pytest.mark.parametrize("form", ["convrot_256", "nvfp4"])
 def test_a_lora_is_added_to_the_numbers_in_float32(tmp_path: Path, form: str) -> None:
     meant = write(path := tmp_path / "model.safetensors", form, in_metadata=True)
-    a, b = Delta().read()
+    a, b, _ = Delta().read()
     for name in ("blocks.1.weight", "blocks.2.weight", WHOLE):
         meant[name] = meant[name] + b @ a
     deltas = {name: Delta() for name in ("blocks.1.weight", "blocks.2.weight", WHOLE)}

@@ -22,6 +22,7 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.declare import Scope, Weight
 from ltx2_cli.weights.load import load_weights
+from ltx2_cli.weights.lora import LoraFactors
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, bytes_on_device, places, quantize, widen
 from ltx2_cli.weights.tensors import MatrixType
 from tools.weights import random_weights, save
@@ -55,11 +56,12 @@ def one_device(weight: Weight) -> NamedSharding:
 class Delta:
     """A LoRA's factors of the second layer."""
 
-    rank = 2
+    rank, dtype = 2, np.dtype(np.float32)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
+    def read(self) -> LoraFactors:
         draw = np.random.default_rng(5)
-        return draw.standard_normal((2, D_IN), np.float32), 0.01 * draw.standard_normal((D_OUT, 2), np.float32)
+        a, b = draw.standard_normal((2, D_IN), np.float32), 0.01 * draw.standard_normal((D_OUT, 2), np.float32)
+        return LoraFactors(a, b, np.ones(2, np.float32))
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_matrices_are_rounded_once_to_the_nearest(
 ) -> None:
     name = "blocks.1.linear.weight"
     loaded = load_weights(Network(matrices), files, place, {name: Delta()}, chunk_bytes)
-    a, b = map(np.float64, Delta().read())
+    a, b, _ = map(np.float64, Delta().read())
     stored = {name: tensor.astype(np.float64) for name, tensor in load_file(files[name].file).items()}
     stored[name] += b @ a
     kernel = loaded.layers.kernel.get_value()
@@ -132,7 +134,7 @@ def test_what_a_file_has_in_eight_bits_is_kept(files: TensorFiles, tmp_path: Pat
         np.testing.assert_array_equal(np.asarray(matrix.values).view(np.uint8), stored[name].view(torch.uint8).numpy())
         off = np.abs(np.asarray(widen(matrix, jnp.float32)) - meant[name])
         assert off.max() <= 1e-6 * np.abs(meant[name]).max()
-    a, b = Delta().read()
+    a, b, _ = Delta().read()
     for layer, exact in ((1, meant[changed] + b @ a), (2, tensors[wide])):
         rounded = widen(quantize(jnp.asarray(exact), kind), jnp.float32)
         got = np.asarray(widen(stack, jnp.float32)[layer])
