@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -17,20 +19,25 @@ from ltx2_cli.core.programs import UNDIAGNOSABLE, Program, compiling_threads
 from ltx2_cli.core.report import LOAD, Report
 from ltx2_cli.errors import NotFiniteError, RunError
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
+from ltx2_cli.parallel.devices import machine_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.weights.checkpoint import count_and_list
+from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
 from ltx2_cli.weights.load import load_weights, merge_lora, not_finite
+from ltx2_cli.weights.page_cache import cache_requests
 from ltx2_cli.weights.quantized_matrix import placed
+from ltx2_cli.weights.tensors import Tensor
 from ltx2_cli.weights.transfer import Placement
+
+CACHE_SHARE = 0.25  # of the machine's memory, for weights that are read before they are loaded
 
 
 def network_program(plan: Plan, name: str, networks: Sequence[str], function: Any, *others: Any) -> Program:
-    """A program of networks, the last of which is loaded last, and of other abstract arguments."""
+    """A program of networks, in the order of their loading, and of other abstract arguments."""
     return Program(
-        name, networks[-1], function, lambda: (*(abstract_network(plan, network) for network in networks), *others)
+        name, (*networks,), function, lambda: (*(abstract_network(plan, network) for network in networks), *others)
     )
 
 
@@ -44,6 +51,8 @@ class Components:
         self.kept: frozenset[str] = frozenset()
         self.loaded = set[str]()  # the names of all that were loaded
         self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
+        self.order = list[str]()  # of all networks of the programs, that of their use
+        self.requests = list[Future[None]]()  # that the system reads what is loaded next into its cache
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     def adopt(self, plan: Plan) -> None:
@@ -73,17 +82,20 @@ class Components:
     def compiling(self, programs: Iterable[Program]) -> Iterator[None]:
         """Compile programs beside the body, in their order and several at once; a network is ready when its programs
         are."""
-        named = [(program.network, program) for program in programs if program.network is not None]
+        named = [program for program in programs if program.networks]
         threads = compiling_threads(jax.default_backend())
-        compiled = in_background("compile", (program.compile for _, program in named), threads)
-        for (network, program), future in zip(named, compiled, strict=True):
-            self.compilations[network].append((program.name, future))
+        compiled = in_background("compile", (program.compile for program in named), threads)
+        self.order = [*dict.fromkeys(chain.from_iterable(program.networks for program in named))]
+        for program, future in zip(named, compiled, strict=True):
+            self.compilations[program.networks[-1]].append((program.name, future))
         try:
             yield
         finally:
             for future in compiled:
                 future.cancel()
             self.compilations.clear()
+            self.order = []
+            self._cancel_requests()
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
@@ -94,12 +106,14 @@ class Components:
             if name == DENOISER:
                 self.resident.pop(STAGE2_DENOISER, None)  # subtracting what was merged would not be exact
             spoken = name.replace("_", " ")
+            self._cancel_requests()  # what is loaded now comes first
             with report.activity(f"{LOAD} {spoken}"), memory_for(f"{LOAD} the {spoken}", self.plan):
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
                 if name != STAGE2_DENOISER:  # which is mostly in memory
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.loaded.add(name)
             self.after_load(name)
+            self._request_next(name)
         for program, compiled in self.compilations.get(name, ()):
             if not compiled.done():
                 with report.activity(f"compile {program}"):
@@ -118,10 +132,31 @@ class Components:
                 raise RunError(f"the {name} in {file} is damaged: {names}", "download it again") from error
             raise
 
+    def _request_next(self, name: str) -> None:
+        """While the devices work with this network, have the system read what is loaded after it."""
+        later = self.order[self.order.index(name) + 1 :] if name in self.order else []
+        tensors = chain.from_iterable(self._tensors(network) for network in later if network not in self.resident)
+        self.requests = in_background("read", cache_requests(tensors, CACHE_SHARE * machine_memory()))
+
+    def _cancel_requests(self) -> None:
+        for request in self.requests:
+            request.cancel()
+
+    def _tensors(self, name: str) -> Iterator[Tensor]:
+        """The tensors that are read to load a network, in the order of their files."""
+        plan = self.plan
+        if name != STAGE2_DENOISER or plan.reload_stage2:
+            yield from sorted(self._files(name).values(), key=attrgetter("file", "begin"))
+        for delta in plan.lora_deltas.get(name, {}).values():
+            for lora, target, _ in delta.parts:
+                yield from (lora.files[factor] for factor in (lora.pairs[target].a, lora.pairs[target].b))
+
+    def _files(self, name: str) -> TensorFiles:
+        return text_encoder_files(self.plan) if name == TEXT_ENCODER else self.plan.checkpoint.files[name]
+
     def _loaded(self, name: str, where: str) -> Any:
         plan = self.plan
-        files = text_encoder_files(plan) if name == TEXT_ENCODER else plan.checkpoint.files[name]
-        return load_weights(plan.network(name), files, placement(plan, where), plan.lora_deltas.get(name))
+        return load_weights(plan.network(name), self._files(name), placement(plan, where), plan.lora_deltas.get(name))
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser: the first stage's with further LoRAs merged in, or loaded from files if that one

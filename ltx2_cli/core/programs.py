@@ -46,10 +46,15 @@ class Program:
     dtypes and shardings of a run's, so that the run compiles nothing more."""
 
     name: str
-    network: str | None  # whose weights it takes, the last to be loaded of several; None: no network's
+    networks: tuple[str, ...]  # whose weights it takes, in the order of their loading
     function: Any  # of `jitted`
     arguments: Callable[[], tuple[Any, ...]]  # abstract
     stage: int = 0  # the index of the plan's stage to which it belongs
+
+    @property
+    def network(self) -> str | None:
+        """The last of its networks to be loaded; None: it takes no weights."""
+        return self.networks[-1] if self.networks else None
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it."""

@@ -85,8 +85,8 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
     sizes_of_noise = {"shapes": stage.shapes, "stage": int(stage.source is not None), "behind": behind}
     draw = jitted(_noise, whole, **sizes_of_noise)
     read = jitted(Transformer.text_context, TextContext(*text_shardings), sharding)
-    noise = Program(f"noise{suffix}", None, draw, lambda: (seeds,), number)
-    text = Program(f"text context{suffix}", stage.network, read, text_arguments, number)
+    noise = Program(f"noise{suffix}", (), draw, lambda: (seeds,), number)
+    text = Program(f"text context{suffix}", (stage.network,), read, text_arguments, number)
     # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
     sizes = plan.batch_size, stage.shapes, behind
@@ -97,7 +97,7 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
         shapes = jitted(_empty_cache, None, sharding, sizes=sizes).eval_shape(*inputs())
         placed = _cache_shardings(shapes, stage)
         empty = jitted(_empty_cache, placed, sharding, sizes=sizes)
-        cache = Program(f"cache{suffix}", stage.network, empty, inputs, number)
+        cache = Program(f"cache{suffix}", (stage.network,), empty, inputs, number)
         results, donated = (whole, whole, placed), ("latents", "cache")
         loop = jitted(_denoise_steps, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
 
@@ -106,8 +106,8 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
     def arguments() -> tuple[Any, ...]:
         return *inputs(), *schedule, seeds, step, step, *((cache.outputs(), sigma) if cache else ())
 
-    steps = Program(f"denoise{suffix}", stage.network, loop, arguments, number)
-    forward = Program("forward", stage.network, velocity, lambda: (*inputs(), sigma), number)
+    steps = Program(f"denoise{suffix}", (stage.network,), loop, arguments, number)
+    forward = Program("forward", (stage.network,), velocity, lambda: (*inputs(), sigma), number)
     return StagePrograms(noise, text, cache, steps, forward)
 
 

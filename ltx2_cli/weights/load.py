@@ -212,9 +212,9 @@ def merge_lora(module: nnx.Module, place: Placement, lora_deltas: LoraDeltas) ->
         for layer, (name, _) in enumerate(weight.tensors()):
             if name in lora_deltas:
                 _, _, (factors,) = next(all_factors)
-                sent = send_factors(factors, place(weight))
+                factors = send_factors(factors, place(weight))
                 jax.block_until_ready(weight.get_value())  # one program at a time gathers, and holds factors
-                weight.set_value(add(weight.get_value(), sent, np.int32(layer) if weight.layers else None))
+                weight.set_value(add(weight.get_value(), factors, np.int32(layer) if weight.layers else None))
         jax.block_until_ready(weight.get_value())
 
 

@@ -81,6 +81,11 @@ class Tensor:
         return *rows, columns // self.encoding.block * self.encoding.block_bytes
 
     @property
+    def stored_bytes(self) -> int:
+        """The bytes of the stored items."""
+        return prod(self.stored_shape) * self.stored_dtype.itemsize
+
+    @property
     def read_dtype(self) -> np.dtype:
         """The type of its numbers as they are read."""
         return np.dtype(np.float32) if self.encoding else self.stored_dtype

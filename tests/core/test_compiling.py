@@ -78,7 +78,7 @@ def test_after_a_warm_up_nothing_is_compiled_and_the_result_is_equal(
 
 def test_background_errors_are_raised_where_the_result_is_needed(checkpoint: Checkpoint) -> None:
     components = Components(plan_of(checkpoint, SMALL, 3))
-    with components.compiling([Program("frames", "vae", NOTHING, fail)]):
+    with components.compiling([Program("frames", ("vae",), NOTHING, fail)]):
         with components.use("vocoder", Report()):
             pass
         with pytest.raises(ZeroDivisionError), components.use("vae", Report()):
@@ -93,7 +93,7 @@ def test_an_abandoned_run_leaves_no_compilation_to_wait_for(checkpoint: Checkpoi
         raise ZeroDivisionError
 
     with components.compiling(
-        [Program("slow", "connectors", NOTHING, slow), Program("audio", "vocoder", NOTHING, fail)]
+        [Program("slow", ("connectors",), NOTHING, slow), Program("audio", ("vocoder",), NOTHING, fail)]
     ):
         pass
     may_end.set()
@@ -105,7 +105,7 @@ ABANDONED = """
 from threading import Barrier, Event
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.programs import Program
-with Components(None).compiling([Program("slow", "vae", None, lambda: Event().wait())]):
+with Components(None).compiling([Program("slow", ("vae",), None, lambda: Event().wait())]):
     raise ArithmeticError("of the body")
 """
 
@@ -129,7 +129,7 @@ def test_queued_programs_are_not_compiled_after_the_end(checkpoint: Checkpoint) 
         lowered.append("late")
         raise ZeroDivisionError
 
-    with components.compiling([Program("slow", "vae", NOTHING, slow), Program("late", "vae", NOTHING, late)]):
+    with components.compiling([Program("slow", ("vae",), NOTHING, slow), Program("late", ("vae",), NOTHING, late)]):
         (_, first), (_, second) = components.compilations["vae"]
         begun.wait()
     may_end.set()
@@ -167,7 +167,7 @@ def test_programs_are_compiled_at_once(checkpoint: Checkpoint, monkeypatch: pyte
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     monkeypatch.setattr(compiling, "machine_memory", lambda: 64e9)
     components, meeting = Components(plan_of(checkpoint, SMALL, 3)), Meeting(3)
-    programs = [Program(name, "vocoder", meeting, tuple) for name in ("frames", "audio", "noise")]
+    programs = [Program(name, ("vocoder",), meeting, tuple) for name in ("frames", "audio", "noise")]
     with components.compiling(programs), components.use("vocoder", Report()):
         assert all(program.done() for _, program in components.compilations["vocoder"])
 

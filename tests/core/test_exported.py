@@ -125,7 +125,7 @@ def test_each_program_has_a_file_of_its_own(cache: Path) -> None:
 
     def path(fact: str = "a", size: int = 16, dtype: str = "float32", out: NamedSharding = SPLIT) -> Path:
         abstract = jax.ShapeDtypeStruct((size,), dtype, sharding=SPLIT)
-        found = exported_function(Program("add", None, function, lambda: (abstract, abstract)), out, [fact])
+        found = exported_function(Program("add", (), function, lambda: (abstract, abstract)), out, [fact])
         assert found
         return found.path
 
@@ -134,4 +134,4 @@ def test_each_program_has_a_file_of_its_own(cache: Path) -> None:
     assert path().parent == cache / "traced"
     assert len({path(), path("b"), path(size=8), path(dtype="bfloat16"), path(out=whole)}) == 5
     jax.config.update(CACHE, False)
-    assert exported_function(Program("add", None, function, tuple), SPLIT, []) is None
+    assert exported_function(Program("add", (), function, tuple), SPLIT, []) is None

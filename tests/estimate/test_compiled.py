@@ -18,7 +18,7 @@ def test_a_program_and_its_communication_are_measured():
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["rows"], []))
     x = jax.ShapeDtypeStruct((512, 16), jnp.float32, sharding=split)
     gather = jax.jit(lambda x: jax.lax.with_sharding_constraint(2 * x, whole))
-    program = compile_program(Program("gather", None, gather, lambda: (x,)), mesh)
+    program = compile_program(Program("gather", (), gather, lambda: (x,)), mesh)
     assert isinstance(program, Compiled)
     assert (program.name, program.sent_bytes) == ("gather", 512 * 16 * 4 * 7 // 8)
     assert [collective.kind for collective in program.collectives] == ["all-gather"]
@@ -39,7 +39,7 @@ def test_unread_weights_do_not_count_for_a_program():
     )
     x = jax.ShapeDtypeStruct((4, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
     project = jax.jit(lambda linear, x: x @ linear.kernel[...].mT)
-    program = compile_program(Program("project", None, project, lambda: (linear, x)), mesh)
+    program = compile_program(Program("project", (), project, lambda: (linear, x)), mesh)
     assert isinstance(program, Compiled)
     assert program.memory.peak_bytes - program.activation_bytes == 8 * 16 * 4 // 8
     assert program.memory.arguments_bytes == 8 * 16 * 4 // 8 + 4 * 16 * 4

@@ -78,7 +78,7 @@ with dumped_schedules():
     whole = NamedSharding(mesh, PartitionSpec())
     x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16, sharding=whole)
     small = jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=whole)
-    cycles = compile_program(Program("f", None, jax.jit(f), lambda: (x, x, small)), mesh).cycles
+    cycles = compile_program(Program("f", (), jax.jit(f), lambda: (x, x, small)), mesh).cycles
 print(json.dumps(asdict(cycles)))
 """
 

@@ -77,7 +77,7 @@ with dumped_schedules():
     mesh = Mesh(list(topology("v6e:2x2"))[:2], ("two",))
     whole = NamedSharding(mesh, PartitionSpec())
     shapes = [jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=whole) for size in (1024, 4096)]
-    compiled = compile_program(Program("f", None, jax.jit(swapped), lambda: shapes), mesh)
+    compiled = compile_program(Program("f", (), jax.jit(swapped), lambda: shapes), mesh)
 print(json.dumps([compiled.sent_seconds, compiled.waiting_seconds]))
 """
 
