@@ -209,6 +209,11 @@ MUTANTS = {
     "a roll as of wider heads": Mutant(
         "_rotate", lambda f: lambda sizes, *given: f(sizes._replace(head_dim=128), *given)
     ),
+    "halves of keys that turn back": Mutant("_halves", lambda f: lambda *given: jnp.abs(f(*given))),
+    "halves of keys as of narrower heads": Mutant(
+        "_halves", lambda f: lambda sizes, dtype: f(sizes._replace(head_dim=32), dtype)
+    ),
+    "lanes of other heads": Mutant("_head", lambda f: lambda sizes, x: f(sizes, x) * 0),
     "no gate": Mutant("_gated", lambda f: lambda x, **given: x),
     "another head's gate": Mutant("_gated", lambda f: lambda x, first, **given: f(x, first=1 - first, **given), 128),
     "one gate in all lanes": Mutant(

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from ltx2_cli.chips import BlockSizes, chip
 from ltx2_cli.nn.kernels.operands import MASKED, Kernel, Operands, PartialAttention, Workload
@@ -28,7 +29,7 @@ from ltx2_cli.parallel.mesh import LANES
 from ltx2_cli.request.spec import DType
 
 BF16_SUBLANES = 16  # rows of a tile of 16-bit values
-ROPE_CHUNK = 1024  # keys that are rotated at a time
+ROPE_CHUNK = 2048  # keys that are stored at a time
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
 ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
@@ -67,6 +68,7 @@ class Sizes(NamedTuple):
     query_block: int
     key_block: int
     unroll: int  # blocks of keys in a turn of the loop, at most
+    all_valid: bool  # whether all keys count
 
     @property
     def heads_per_block(self) -> int:
@@ -164,10 +166,12 @@ def fused_attention(
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
     weighs_keys = blocks.key_weights is not None
     chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys) or _block_sizes(device)[-1]
-    query_block, key_block = _block(queries, chosen.queries, BF16_SUBLANES), _block(keys, chosen.keys, LANES)
+    key_block = _block(keys, chosen.keys, LANES)
+    most = chosen.queries * chosen.keys // (LANES // head_dim * key_block)  # of all heads of a block of lanes
+    query_block = _block(queries, min(chosen.queries, most // BF16_SUBLANES * BF16_SUBLANES), BF16_SUBLANES)
     # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
     unroll = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
-    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll)
+    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll, valid is None)
     needed = partial(vmem_needed, chosen, keys, dtype.itemsize, weighs_keys=weighs_keys)
     buffers = 2 if needed(2) <= vmem_bytes(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
@@ -236,11 +240,15 @@ def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: An
     row, group, block = map(pl.program_id, range(3))
     gated = partial(_gated, gates=blocks.gates, first=group * sizes.heads_per_block, sizes=sizes)
 
-    @pl.when(block == 0)
+    def when(condition: jax.Array, always: bool) -> Callable[[Callable[[], None]], None]:
+        """`pl.when`; without a branch, which Mosaic schedules nothing across, where the condition always holds."""
+        return (lambda body: body()) if always else pl.when(condition)
+
+    @when(block == 0, always=sizes.queries <= sizes.query_block)
     def _() -> None:
         _store_context(sizes, blocks, scratch, valid[0])
 
-    @pl.when(attends[row] != 0)
+    @when(attends[row] != 0, always=blocks.own_values is None)
     def _() -> None:
         queries = _ready_queries(sizes, blocks, block)
         attended, log_sum = _attend(sizes, queries, scratch)
@@ -261,15 +269,15 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
 
     def store(start: jax.Array | int, length: int) -> jax.Array:
         here = pl.ds(start, length)
-        keys = _rotated_keys(sizes, blocks, here)
-        counts = _index(keys, 0) < valid - start
-        scratch.keys[here] = jnp.where(counts, keys, first)
-        values, weights = jnp.where(counts, blocks.values[here], 0), counts.astype(scratch.values.dtype)
-        if blocks.key_weights is not None:
-            weights = jnp.where(counts, blocks.key_weights[here], 0)
-            values = values * weights
-        scratch.values[here, :LANES] = values
-        scratch.values[here, LANES:] = weights
+        keys, values = _rotated_keys(sizes, blocks, here), blocks.values[here]
+        weights = None if blocks.key_weights is None else blocks.key_weights[here]
+        if not sizes.all_valid:
+            counts = _index(keys, 0) < valid - start
+            keys, values = jnp.where(counts, keys, first), jnp.where(counts, values, 0)
+            weights = counts.astype(values.dtype) if weights is None else jnp.where(counts, weights, 0)
+        scratch.keys[here] = keys
+        scratch.values[here, :LANES] = values if blocks.key_weights is None else values * weights
+        scratch.values[here, LANES:] = jnp.ones(values.shape, values.dtype) if weights is None else weights
         return max_norm_bound(keys)
 
     def store_block(index: jax.Array, bound: jax.Array) -> jax.Array:
@@ -279,7 +287,7 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
     bound = max_norm_bound(first)
     if whole:
         bound = jax.lax.fori_loop(0, whole, store_block, bound)
-    scratch.max_key_norm[0] = jnp.maximum(bound, store(whole * ROPE_CHUNK, rest)) if rest else bound
+    scratch.max_key_norm[0] = jnp.max(jnp.maximum(bound, store(whole * ROPE_CHUNK, rest)) if rest else bound)
     if behind := sizes.padded_keys - sizes.keys:
         scratch.keys[sizes.keys :] = jnp.broadcast_to(first, (behind, LANES))
         scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
@@ -289,7 +297,25 @@ def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
     keys = blocks.keys[here]
     if blocks.key_rope is None:
         return keys
-    return _rotate(sizes, keys.astype(jnp.float32), blocks.key_rope[here]).astype(keys.dtype)
+    table = blocks.key_rope[here]
+    if sizes.head_dim == LANES:
+        return _rotate(sizes, keys.astype(jnp.float32), table).astype(keys.dtype)
+    # Several heads in a block of lanes take two moves between lanes and a choice for each swap.
+    first, second = jnp.split(_product(keys, _halves(sizes, keys.dtype), 0, precision(keys.dtype)), 2, axis=1)
+    return (first * table + second * _swap(sizes, table)).astype(keys.dtype)
+
+
+def _halves(sizes: Sizes, dtype: DTypeLike) -> jax.Array:
+    """The matrix [LANES, 2 * LANES] whose product with x has (a, a) in the first lanes and (-b, b) in the others for
+    each head (a, b) of x: exactly, and in the matrix unit, which is idle meanwhile."""
+    half = sizes.head_dim // 2
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (LANES, 2 * LANES), axis) for axis in range(2))
+    lane = jax.lax.rem(column, LANES)
+    place = jax.lax.rem(lane, sizes.head_dim)  # in the head
+    first = column < LANES
+    source = lane - place + jax.lax.rem(place, half) + jnp.where(first, 0, half)
+    sign = jnp.where(first | (place >= half), 1, -1)
+    return jnp.where(row == source, sign, 0).astype(dtype)
 
 
 def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
@@ -307,20 +333,27 @@ def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
 
 
 def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
-    """Results of the heads of a block of lanes, and the logarithms of their sums, both float32 [queries, LANES]."""
-    attended = log_sum = jnp.zeros(queries.shape, jnp.float32)
-    head = _head(sizes, queries)
-    for own in range(sizes.heads_per_block):
-        shift, total = _sums(sizes, jnp.where(head == own, queries, 0), scratch)
-        gathered, weight = total[:, :LANES], total[:, LANES:]
-        some = weight > 0
-        attended = jnp.where(head == own, gathered / jnp.where(some, weight, 1), attended)
-        log_sum = jnp.where(head == own, jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, MASKED), log_sum)
-    return attended, log_sum
+    """Results of the heads of a block of lanes, and the logarithms of their sums, both float32 [queries, LANES]. Heads
+    lie one below another, each without the channels of the others: the matrix unit takes in all keys once."""
+    head, heads = _head(sizes, queries), range(sizes.heads_per_block)
+    below = jnp.concatenate([jnp.where(head == own, queries, 0) for own in heads]) if len(heads) > 1 else queries
+    shift, total = _sums(sizes, below, scratch)
+    gathered, weight = total[:, :LANES], total[:, LANES:]
+    some = weight > 0
+    results = gathered / jnp.where(some, weight, 1), jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, MASKED)
+    attended, log_sum = (jnp.split(result, len(heads)) for result in results)
+
+    def joined(parts: list[jax.Array]) -> jax.Array:
+        first, *others = parts
+        for own, part in enumerate(others, 1):
+            first = jnp.where(head == own, part, first)
+        return first
+
+    return joined(attended), joined(log_sum)
 
 
 def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
-    """The shift of one head's scores, [queries, 1]; and the sums over all keys of their powers times the values and,
+    """The shift of each query's scores, [queries, 1]; and the sums over all keys of their powers times the values and,
     beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
     blocks = sizes.padded_keys // sizes.key_block
@@ -342,7 +375,7 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
         weights = jnp.exp2(scores - shift).astype(scratch.values.dtype)
         return total + _product(weights, scratch.values[part], 0, exact)
 
-    bounded = max_norm_bound(queries) * scratch.max_key_norm[0] <= BOUND**2
+    bounded = jnp.max(max_norm_bound(queries)) * scratch.max_key_norm[0] <= BOUND**2
     shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + MASKED, 1))
     unroll = max(number for number in range(1, sizes.unroll + 1) if blocks % number == 0)
     return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
@@ -363,17 +396,20 @@ def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Arra
 def _rotate(sizes: Sizes, x: jax.Array, table: jax.Array) -> jax.Array:
     """x float32 [tokens, LANES] with the halves of its heads rotated; `table` holds each head's cosines, then its
     sines."""
+    in_first, other = _in_first_half(sizes, x), _swap(sizes, table)
+    return x * jnp.where(in_first, table, other) + _swap(sizes, x) * jnp.where(in_first, -other, table)
+
+
+def _in_first_half(sizes: Sizes, x: jax.Array) -> jax.Array:
+    return jax.lax.rem(_index(x, 1), sizes.head_dim) < sizes.head_dim // 2
+
+
+def _swap(sizes: Sizes, x: jax.Array) -> jax.Array:
+    """x with the halves of each head swapped."""
     half = sizes.head_dim // 2
-    in_first = jax.lax.rem(_index(x, 1), sizes.head_dim) < half
-
-    def swap(x: jax.Array) -> jax.Array:
-        """x with the halves of each head swapped."""
-        if sizes.head_dim == LANES:
-            return pltpu.roll(x, half, 1)
-        return jnp.where(in_first, pltpu.roll(x, LANES - half, 1), pltpu.roll(x, half, 1))
-
-    other = swap(table)
-    return x * jnp.where(in_first, table, other) + swap(x) * jnp.where(in_first, -other, table)
+    if sizes.head_dim == LANES:
+        return pltpu.roll(x, half, 1)
+    return jnp.where(_in_first_half(sizes, x), pltpu.roll(x, LANES - half, 1), pltpu.roll(x, half, 1))
 
 
 def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | None) -> jax.Array:
@@ -385,7 +421,7 @@ def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | N
 def max_norm_bound(x: jax.Array) -> jax.Array:
     """An upper bound of the largest squared norm of a row: the matrix unit sums squares that are rounded."""
     squares, ones = jnp.square(x.astype(jnp.float32)).astype(x.dtype), jnp.ones((LANES, LANES), x.dtype)
-    return jnp.max(_product(squares, ones, 0, precision(x.dtype))) * ROUNDED
+    return jnp.max(_product(squares, ones, 0, precision(x.dtype)), axis=0, keepdims=True) * ROUNDED
 
 
 def _head(sizes: Sizes, x: jax.Array) -> jax.Array:
