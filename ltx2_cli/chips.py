@@ -46,9 +46,9 @@ class Chip:
     # least, since 128 channels fill half of the matrix units. With 2 blocks of 3,072 keys v7x takes 2.8 times.
     block_sizes: tuple[BlockSizes, ...] = ()
     # For programs of products. With more VMEM for one operation than libtpu's 32 MiB, products read their operands less
-    # often, and sum over all inputs at once. XLA's scheduler believes that operations take
-    # longer than by libtpu's schedule, and begins to send late: with 0.6 of what it believes, arithmetic of LTX-2.3 at
-    # 768x512 on v6e:2x4 waits 26 ms for what is sent in eight bits and not 39, in bfloat16 7 ms with both.
+    # often, and sum over all inputs at once. XLA's scheduler believes that operations take longer than by libtpu's
+    # schedule, and begins to send late: with 0.6 of what it believes, arithmetic of LTX-2.3 at 768x512 on v6e:2x4 waits
+    # 29 ms for what is sent in eight bits and 7 ms in bfloat16, with 0.4 it waits 16 and 9.
     compiler_options: tuple[tuple[str, str], ...] = ()
     # The two rates of eight bits are from memory of the same pages, which were not read for them.
     int8_ops: float = 0.0  # a second, dense; 0: slower than bfloat16, or not published
