@@ -23,17 +23,24 @@ FUSED = AttentionBackend.fused
 @needs_libtpu
 @pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"])
 @pytest.mark.parametrize(
-    ("head_size", "dtype", "in_part"),
-    [(128, "bfloat16", False), (64, "bfloat16", True), (64, "float32", False)],
+    ("head_size", "dtype", "in_part", "keys"),
+    [
+        (128, "bfloat16", False, 300),
+        (128, "bfloat16", True, 4500),  # stored in several turns
+        (64, "bfloat16", True, 300),
+        (64, "bfloat16", False, 4500),
+        (64, "float32", False, 300),
+    ],
     ids=str,
 )
-def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool) -> None:
-    """Rotated, gated, with perturbed rows, with the weight of a part and with weights of keys, at a length that is no
-    multiple of a block. The grid says which of its axes the cores of a chip may share."""
+def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool, keys: int) -> None:
+    """Rotated, gated, with perturbed rows, with the weight of a part and with weights of keys, at lengths that are no
+    multiples of a block. The grid says which of its axes the cores of a chip may share."""
     mesh = Mesh(np.asarray(offline.topology(topology)[:1]), ("device",))
-    case = drawn(300, 300, 256 // head_size, head_size, dtype, rows=2, perturbed=not in_part)
+    perturbed = not in_part and keys == 300
+    case = drawn(300, keys, 256 // head_size, head_size, dtype, rows=2, perturbed=perturbed)
     alone = NamedSharding(mesh, PartitionSpec())
-    key_weights = np.ones(300, np.float32) if head_size == 64 else None
+    key_weights = np.ones(keys, np.float32) if head_size == 64 else None
     operands = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
         packed(FUSED, case.operands._replace(key_weights=key_weights)),

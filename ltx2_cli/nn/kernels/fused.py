@@ -167,8 +167,9 @@ def fused_attention(
     weighs_keys = blocks.key_weights is not None
     chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys) or _block_sizes(device)[-1]
     key_block = _block(keys, chosen.keys, LANES)
-    most = chosen.queries * chosen.keys // (LANES // head_dim * key_block)  # of all heads of a block of lanes
-    query_block = _block(queries, min(chosen.queries, most // BF16_SUBLANES * BF16_SUBLANES), BF16_SUBLANES)
+    # As many scores as of one head, of all heads of a block of lanes.
+    most = chosen.queries * chosen.keys // (LANES // head_dim * key_block) // BF16_SUBLANES * BF16_SUBLANES
+    query_block = _block(queries, min(chosen.queries, max(most, BF16_SUBLANES)), BF16_SUBLANES)
     # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
     unroll = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
     sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll, valid is None)
