@@ -10,7 +10,7 @@ from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
 from ltx2_cli.core.run import programs
 from ltx2_cli.estimate.estimate import estimate_plan
-from ltx2_cli.plan.step_cost import BY_DIFFUSION, IN_EIGHT_BITS, OVER_LEAST
+from ltx2_cli.plan.step_cost import BY_DIFFUSION, IN_EIGHT_BITS, OVER_LEAST, WAITED_FOR
 
 
 def test_rows_of_slices_are_written_behind_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,13 @@ def test_expected_times_have_the_ratios_of_the_rows() -> None:
     assert ratios.keys() == stated.keys()
     for phase, found in ratios.items():
         assert (min(found), max(found)) == pytest.approx(tuple(stated[phase]), rel=0.1), phase
+
+
+def test_arithmetic_waits_for_the_stated_share_of_what_is_sent() -> None:
+    rows = plans.read_rows().values()
+    shares = [row["waiting_seconds"] / row["sent_seconds"] for row in rows if row.get("waiting_seconds") is not None]
+    assert min(shares) == pytest.approx(WAITED_FOR, rel=0.25)
+    assert max(shares) <= 1
 
 
 def test_rows_of_networks_are_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

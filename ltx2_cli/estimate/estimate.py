@@ -113,7 +113,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         forward, read = forwards.get(phase), read_bytes(plan, phase, sizes)
         memory[phase] = _with_compiled(plan, formula, programs, phase, read)
         flops, stage = phase_flops(plan, phase), stage_of(plan, phase)
-        sending = _sending(plan, phase, forward)
+        sending, waiting = _communication(plan, phase, forward)
         streamed = (stage.network,) if phase in LOOPS else PHASES[phase] if phase in (ENCODE, CONNECT) else ()
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
@@ -122,7 +122,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
-            one = _expected(parts, ratio, forward)
+            one = _expected(parts, ratio, waiting, forward)
             expected[phase] = Interval(one.low * times, one.high * times)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))
@@ -136,14 +136,17 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     )
 
 
-def _sending(plan: Plan, phase: str, forward: Compiled | None) -> float:
-    """Seconds of sending on a device in a phase, or in a step of a denoising phase."""
+def _communication(plan: Plan, phase: str, forward: Compiled | None) -> tuple[float, float]:
+    """Seconds of sending on a device in a phase, or in a step of a denoising phase; and those that arithmetic waits for
+    them at least."""
     if forward:
-        return forward.sent_seconds
+        waiting = forward.waiting_seconds
+        return forward.sent_seconds, forward.sent_seconds if waiting is None else waiting
     if phase not in LOOPS:
-        return 0.0
+        return 0.0, 0.0
     stage = stage_of(plan, phase)
-    return step_over(plan, stage, stage.passes).sending(stage.sharding) or 0.0
+    step = step_over(plan, stage, stage.passes)
+    return step.sending(stage.sharding) or 0.0, step.waiting(stage.sharding)
 
 
 def _whole_forwards(plan: Plan, stage: Stage, read: int, away: int, rates: Chip) -> float:
@@ -158,15 +161,13 @@ def _whole_forwards(plan: Plan, stage: Stage, read: int, away: int, rates: Chip)
     return steps / stage.steps * stage.forwards
 
 
-def _expected(parts: Mapping[str, float], over_least: Interval, forward: Compiled | None) -> Interval:
-    """Expected time of a step or a phase. Of a compiled one it is the compiler's: at least with what arithmetic waits
-    for in the schedule, at most with the row maximum of attention and all that is sent. Else a multiple of the lower
-    bound, plus that of sending. Layers arrive from the host beside the arithmetic, or, where the compiler starts the
-    copy late, after it."""
-    waiting, arriving = parts["communication"], parts.get("host", 0)
+def _expected(parts: Mapping[str, float], over_least: Interval, waiting: float, forward: Compiled | None) -> Interval:
+    """Expected time of a step or a phase. Of a compiled one it is the compiler's, at most with the row maximum of
+    attention; else a multiple of the lower bound. At least arithmetic waits for a part of what is sent, at most for
+    all. Layers arrive from the host beside the arithmetic, or, where the compiler starts the copy late, after it."""
+    arriving = parts.get("host", 0)
     if forward and (cycles := forward.cycles):
         low, high = cycles.seconds, (cycles.total + cycles.searching) / cycles.hertz
-        waiting = waiting if forward.waiting_seconds is None else forward.waiting_seconds
     else:
         least = max(parts["compute"], parts["memory"])
         low, high = over_least.low * least, over_least.high * least

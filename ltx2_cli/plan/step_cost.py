@@ -48,6 +48,8 @@ OVER_LEAST: Mapping[str, Interval] = {
 ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, likewise.
 IN_EIGHT_BITS = Interval(1.4, 2.4)
+# The share of what leaves early that arithmetic waits for: the smallest in the schedules of benchmarks/results.md.
+WAITED_FOR = 0.1
 # Decoding by diffusion, whose attention multiplies more than its windows and takes powers of what it masks. By the
 # schedules for 768x512.
 BY_DIFFUSION = Interval(10.8, 11.3)
@@ -101,6 +103,13 @@ class Sent(NamedTuple):
             return 0.0
         per_byte = seconds_per_byte(self.kind, sharding.groups(mesh_axis))
         return None if per_byte is None else self.bytes * per_byte
+
+    def leaves_early(self, sharding: ShardingPlan) -> bool:
+        """Whether devices compute while it is on its way: what pairs exchange, and tokens that are traded for heads."""
+        axis = sharding.mesh_axis(self.axis)
+        if not axis or not sharding.overlaps(axis):
+            return False
+        return self.kind == "all-to-all" or sharding.is_pair(axis)
 
 
 class Step(NamedTuple):
@@ -163,7 +172,10 @@ class Step(NamedTuple):
         ]
 
     def seconds(self, sharding: ShardingPlan) -> Interval | None:
-        """Expected seconds of arithmetic and of sending, added; None if rates are unknown."""
+        """Expected seconds of arithmetic and of all that is sent, added; None if rates are unknown."""
+        # By libtpu's schedule arithmetic waits for more, and takes a larger multiple, where more is sent: LTX-2.3 at
+        # 768x512 on v6e:2x4 takes 185 ms a step with passes 4 x heads 2, and with tokens 4 x heads 2. In full these are
+        # 275 and 279 ms.
         rates = chip(sharding.mesh.devices.flat[0].device_kind)
         sending = self.sending(sharding)
         if rates is None or sending is None:
@@ -175,6 +187,11 @@ class Step(NamedTuple):
         """Seconds of all collectives at the published rates of links; None if they are unknown."""
         times = [sent.seconds(sharding) for sent in self.sends(sharding)]
         return None if None in times else sum(filter(None, times))
+
+    def waiting(self, sharding: ShardingPlan) -> float:
+        """The least seconds that arithmetic waits for collectives, as far as rates of links are known."""
+        shares = ((WAITED_FOR if each.leaves_early(sharding) else 1, each) for each in self.sends(sharding))
+        return sum(share * (each.seconds(sharding) or 0) for share, each in shares)
 
 
 def mean_seconds(steps: Sequence[Step], sharding: ShardingPlan) -> float | None:

@@ -10,7 +10,7 @@ from ltx2_cli.chips import chip
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, decodes_beside, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
-from ltx2_cli.plan.step_cost import step_of, text_bytes
+from ltx2_cli.plan.step_cost import WAITED_FOR, step_of, text_bytes
 from ltx2_cli.request.profiles import read_spec
 
 V6E, TPU7X = tpus("TPU v6 lite", 8), tpus("TPU7x", 8, cores=2)
@@ -99,6 +99,29 @@ def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
         [sent.bytes / 100e9 for sent in (merged, summed, heard)]
     )
     assert step.sending(stage.sharding) == pytest.approx(0.110, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh", "early"),
+    [
+        (V6E, {"passes": 1}, {("all-to-all", "tokens"), ("all-reduce", "heads"), ("all-gather", "heads")}),
+        (V6E, {"passes": 1, "heads": 4}, {("all-to-all", "tokens"), ("all-reduce", "tokens")}),  # tokens of a pair
+        (TPU7X, {}, set()),  # two devices of a chip
+        (L40S, {}, set()),
+    ],
+    ids=str,
+)
+def test_arithmetic_waits_least_for_what_leaves_early(
+    devices: tuple[DescribedDevice, ...], mesh: dict[str, int], early: set[tuple[str, str]]
+) -> None:
+    plan = planned(devices, **{f"sharding.mesh.{axis}": size for axis, size in mesh.items()})
+    (stage,) = plan.stages
+    step = step_of(plan.spec, plan.arch.transformer, stage.geometry, stage.passes, len(plan.prompts))
+    sends = step.sends(stage.sharding)
+    assert {(sent.kind, sent.axis) for sent in sends if sent.leaves_early(stage.sharding)} == early
+    times = {sent: sent.seconds(stage.sharding) or 0 for sent in sends}
+    hidden = sum(seconds for sent, seconds in times.items() if (sent.kind, sent.axis) in early)
+    assert step.waiting(stage.sharding) == pytest.approx(sum(times.values()) - (1 - WAITED_FOR) * hidden)
 
 
 @pytest.mark.parametrize(
