@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from ltx2_cli.diffusion.conditions import References
 from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
 from ltx2_cli.nn.kernels.operands import MASKED, Norm, Operands, finish, split_heads
-from ltx2_cli.nn.layers import Linear, rms_norm, rms_scale
+from ltx2_cli.nn.layers import Linear, materialize, rms_norm, rms_scale
 from ltx2_cli.nn.rope import Rope, RopeGrids, over_tokens, pack_rope
 from ltx2_cli.parallel.constrain import active, constrain, keep_row_major
 from ltx2_cli.parallel.mesh import ShardingPlan
@@ -241,7 +241,8 @@ def prepare_rope(grids: RopeGrids, tokens: TokenAxis, others: TokenAxis) -> Prep
     def pad(table: jax.Array) -> jax.Array:
         return jnp.pad(table, ((0, -len(table) % plan.parts(tokens.name)), *[(0, 0)] * (table.ndim - 1)))
 
-    return jax.lax.with_sharding_constraint(jax.tree.map(pad, whole), laid_out)
+    # Without this XLA for TPUs adds the axes up again in every layer.
+    return materialize(jax.lax.with_sharding_constraint(jax.tree.map(pad, whole), laid_out))
 
 
 def _rope_spec(plan: ShardingPlan, heads: int, tokens: str | None, others: str | None) -> PartitionSpec:
