@@ -29,7 +29,7 @@ from ltx2_cli.parallel.mesh import LANES
 from ltx2_cli.request.spec import DType
 
 BF16_SUBLANES = 16  # rows of a tile of 16-bit values
-ROPE_CHUNK = 2048  # keys that are stored at a time
+STORE_CHUNK = 2048  # keys that are stored at a time
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
 ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
@@ -282,13 +282,13 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
         return max_norm_bound(keys)
 
     def store_block(index: jax.Array, bound: jax.Array) -> jax.Array:
-        return jnp.maximum(bound, store(pl.multiple_of(index * ROPE_CHUNK, ROPE_CHUNK), ROPE_CHUNK))
+        return jnp.maximum(bound, store(pl.multiple_of(index * STORE_CHUNK, STORE_CHUNK), STORE_CHUNK))
 
-    whole, rest = divmod(sizes.keys, ROPE_CHUNK)
+    whole, rest = divmod(sizes.keys, STORE_CHUNK)
     bound = max_norm_bound(first)
     if whole:
         bound = jax.lax.fori_loop(0, whole, store_block, bound)
-    scratch.max_key_norm[0] = jnp.max(jnp.maximum(bound, store(whole * ROPE_CHUNK, rest)) if rest else bound)
+    scratch.max_key_norm[0] = jnp.max(jnp.maximum(bound, store(whole * STORE_CHUNK, rest)) if rest else bound)
     if behind := sizes.padded_keys - sizes.keys:
         scratch.keys[sizes.keys :] = jnp.broadcast_to(first, (behind, LANES))
         scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
@@ -420,7 +420,8 @@ def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | N
 
 
 def max_norm_bound(x: jax.Array) -> jax.Array:
-    """An upper bound of the largest squared norm of a row: the matrix unit sums squares that are rounded."""
+    """An upper bound of the largest squared norm of a row, in all lanes of [1, LANES]: the matrix unit sums squares
+    that are rounded."""
     squares, ones = jnp.square(x.astype(jnp.float32)).astype(x.dtype), jnp.ones((LANES, LANES), x.dtype)
     return jnp.max(_product(squares, ones, 0, precision(x.dtype)), axis=0, keepdims=True) * ROUNDED
 
