@@ -24,7 +24,7 @@ LEAVE_OUT = "name another LoRA, or none"
 TAKES = "a LoRA is a FILE, a FOLDER or REPO[/FILE], with a strength behind it or without: FILE:0.8"
 LORA_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@.+)?")
 MAX_FLOAT32 = 3e38
-BF16_MAGNITUDE = np.uint16(0x7FFF)  # the bits without the sign: larger numbers have larger ones
+BF16_MAGNITUDE = np.uint16(0x7FFF)  # all bits but the sign, which is the first: larger magnitudes have larger ones
 # A factor's key; what may stand before `weight` is the name that peft gave the adapter.
 FACTOR = re.compile(r"(.+)\.(?:(lora_A|lora_down|lora\.down)|lora_B|lora_up|lora\.up)(?:\.[^.]+)?\.weight")
 ALPHA = ".alpha"
@@ -134,8 +134,9 @@ def _factor_dtype(*stored: str) -> np.dtype:
 
 def largest(x: np.ndarray) -> np.float32:
     """The largest magnitude of numbers; not finite if one is not."""
-    if x.dtype == ml_dtypes.bfloat16:  # whose functions take four times as long, and one thread at a time
-        return (x.view(np.uint16) & BF16_MAGNITUDE).max().view(x.dtype).astype(np.float32)
+    if x.dtype == ml_dtypes.bfloat16:  # whose functions are slow, and run in one thread at a time
+        positive, negative = x.view(np.int16).max(), x.view(np.uint16).max() & BF16_MAGNITUDE
+        return np.maximum(positive, negative).astype(np.uint16).view(x.dtype).astype(np.float32)
     return np.abs(x).max().astype(np.float32)
 
 
