@@ -143,9 +143,10 @@ class Components:
             request.cancel()
 
     def _tensors(self, name: str) -> Iterator[Tensor]:
-        """The tensors that are read to load a network, in the order of their files."""
-        plan = self.plan
-        if name != STAGE2_DENOISER or plan.reload_stage2:
+        """The tensors of which a host reads all to load a network, in the order of their files."""
+        plan, merges = self.plan, name == STAGE2_DENOISER and not self.plan.reload_stage2
+        in_parts = jax.process_count() > 1 and name in (TEXT_ENCODER, DENOISER, STAGE2_DENOISER)  # by several hosts
+        if not merges and not in_parts:
             yield from sorted(self._files(name).values(), key=attrgetter("file", "begin"))
         for delta in plan.lora_deltas.get(name, {}).values():
             for lora, target, _ in delta.parts:

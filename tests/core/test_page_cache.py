@@ -3,16 +3,18 @@
 import ctypes
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from ltx2_cli.core.report import LOAD, Report
-from ltx2_cli.core.run import open_components, run
+from ltx2_cli.core.run import open_components, programs, run
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.weights.checkpoint import TensorFiles
 from ltx2_cli.weights.page_cache import cache_requests
@@ -75,6 +77,24 @@ def test_decoders_and_loras_are_read_while_the_denoiser_works(
     for _ in run(plan, open_components(plan), report):
         pass
     assert report.read == dict.fromkeys(report.later, True)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_network_that_hosts_read_in_parts_is_not_read_whole(
+    checkpoint: Checkpoint, hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+    plan = plan_of(checkpoint, case, 3)
+    denoiser, decoder = ([*plan.checkpoint.files[name].values()] for name in ("transformer", "vae"))
+    for path in {tensor.file for tensor in (*denoiser, *decoder)}:
+        evict(path)
+    monkeypatch.setattr(jax, "process_count", lambda: hosts)
+    components, deadline = open_components(plan), time.monotonic() + 30
+    with components.compiling(programs(plan)), components.use("text_encoder", Report()):
+        while not are_in_cache(decoder) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert are_in_cache(decoder)
+    assert are_in_cache(denoiser) == (hosts == 1)
 
 
 def test_no_more_is_read_ahead_than_is_allowed(checkpoint: Checkpoint) -> None:

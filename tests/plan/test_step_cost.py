@@ -109,7 +109,7 @@ def test_a_step_sends_over_the_links_that_its_axes_have() -> None:
         (TPU7X, {}, set()),  # two devices of a chip
         (L40S, {}, set()),
     ],
-    ids=str,
+    ids=["pairs", "pairs of tokens", "devices of a chip", "gpus"],
 )
 def test_arithmetic_waits_least_for_what_leaves_early(
     devices: tuple[DescribedDevice, ...], mesh: dict[str, int], early: set[tuple[str, str]]
