@@ -58,8 +58,8 @@ def test_a_lora_of_the_second_stage_is_added_before_rounding(
         for weight in weights(refiner):
             for layer, (name, _) in enumerate(weight.tensors()):
                 if name in added and isinstance(weight.get_value(), QuantizedMatrix):
-                    a, b = added[name].read()
-                    summed = files.read(name, (slice(None),)).astype(np.float32) + b @ a
+                    a, b, scales = added[name].read()
+                    summed = files.read(name, (slice(None),)).astype(np.float32) + b * scales @ a
                     wanted = widen(quantize(jnp.asarray(summed), weight.get_value().type), jnp.float32)
                     got = widen(weight.get_value(), jnp.float32)[layer]
                     step = np.abs(summed).max(axis=1, keepdims=True) / 127

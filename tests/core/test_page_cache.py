@@ -46,9 +46,16 @@ def evict(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def wait_for(tensors: Iterable[Tensor]) -> None:
+    """Wait until tensors are in the system's cache, or for half a minute."""
+    wanted, deadline = [*tensors], time.monotonic() + 30
+    while not are_in_cache(wanted) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 class Watching(Report):
-    """Before `at` is loaded, files of later networks leave the cache; notes whether their tensors are there again
-    before they are loaded."""
+    """Before `at` is loaded, files of later networks leave the cache. What follows its loading waits until their
+    tensors are there again; notes whether they are before they are loaded."""
 
     def __init__(self, at: str, later: dict[str, list[Tensor]]):
         self.at, self.later = at, later
@@ -61,6 +68,8 @@ class Watching(Report):
             for path in {tensor.file for tensors in self.later.values() for tensor in tensors}:
                 evict(path)
                 assert not pages_in_cache(path).any()
+        elif not self.read:
+            wait_for(tensor for tensors in self.later.values() for tensor in tensors)
         if network in self.later:
             self.read[network] = are_in_cache(self.later[network])
         yield
@@ -89,10 +98,9 @@ def test_a_network_that_hosts_read_in_parts_is_not_read_whole(
     for path in {tensor.file for tensor in (*denoiser, *decoder)}:
         evict(path)
     monkeypatch.setattr(jax, "process_count", lambda: hosts)
-    components, deadline = open_components(plan), time.monotonic() + 30
+    components = open_components(plan)
     with components.compiling(programs(plan)), components.use("text_encoder", Report()):
-        while not are_in_cache(decoder) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(decoder)
     assert are_in_cache(decoder)
     assert are_in_cache(denoiser) == (hosts == 1)
 
