@@ -40,10 +40,13 @@ def pages_in_cache(path: Path) -> np.ndarray:
 
 
 def evict(path: Path) -> None:
-    """Take a file out of the system's cache."""
+    """Take a file out of the system's cache, which may keep what it has just touched for a moment."""
+    deadline = time.monotonic() + 30
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while pages_in_cache(path).any():
+            assert time.monotonic() < deadline
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def wait_for(tensors: Iterable[Tensor]) -> None:
@@ -67,7 +70,6 @@ class Watching(Report):
         if network == self.at:
             for path in {tensor.file for tensors in self.later.values() for tensor in tensors}:
                 evict(path)
-                assert not pages_in_cache(path).any()
         elif not self.read:
             wait_for(tensor for tensors in self.later.values() for tensor in tensors)
         if network in self.later:
