@@ -45,7 +45,7 @@ def evict(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         while pages_in_cache(path).any():
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, f"the file system keeps {path}"
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

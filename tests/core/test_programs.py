@@ -195,9 +195,14 @@ def test_what_is_sent_in_parts_goes_by_the_type_of_products(keys: dict[str, str]
     asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "sharding": sharding, **keys}
     plan = plan_offline(read_spec(asked, width=768, height=512, num_frames=121), offline.topology("v6e:2x4"))
     (forward,) = forward_programs(plan)
-    sent = re.findall(r"collective_permute.*tensor<[\dx]*?(\d+)x\d+xbf16>$", forward.lower().as_text(), re.M)
+    lowered = forward.lower().as_text()
+    sent = re.findall(r"collective_permute.*tensor<[\dx]*?(\d+)x\d+xbf16>$", lowered, re.M)
     a_layer = 4  # sums: of three attentions and the feed-forward. The audio is not split
     assert Counter(sent) == {str(tokens): a_layer * parts, "126": a_layer}
+    # Rotary tables are behind a barrier outside the loop over layers: XLA would add their axes up in each.
+    tables = [at.start() for at in re.finditer(r"optimization_barrier .*tensor<6144x\d+xf32>$", lowered, re.M)]
+    assert tables
+    assert max(tables) < lowered.index("stablehlo.while")
 
 
 @needs_libtpu
