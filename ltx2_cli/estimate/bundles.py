@@ -30,6 +30,7 @@ _SCALAR = re.compile(r"%\w+?_([sp]\d+) = ([\w.]+) (.*)", re.DOTALL)
 _STORE = re.compile(r"%\w+ = (sst) \[smem:(\[#\w+\])\] (.*)", re.DOTALL)
 _CONDITION = re.compile(r"\((!?)%\w+?_(p\d+)\),?")
 _SELECT = re.compile(r"\((!?)%\w+?_(p\d+), ([^)]*)\), (.*)")  # where the predicate does not hold, the old value stays
+_WITHOUT_EFFECT = {"sphi", "int_to_ptr"}  # their result lies in its register already
 _DIVISION = re.compile(r"%(\d+) = sdivrem\.u32 (.*) /\* k(Div|Rem) \*/", re.DOTALL)
 _OPERAND = re.compile(r"%\w+?_([sp]\d+)|\[smem:(\[#.*\])\]|(\d+)$|%(\d+)$")
 
@@ -125,7 +126,7 @@ def _bundle(address: int, body: str) -> Bundle:
             bundle.instructions.append(_instruction(division[1], f"sdivrem.{division[3]}", division[2]))
         elif store := _STORE.match(_COMMENT.sub("", part)):
             bundle.instructions.append(_instruction(store[2], store[1], store[3]))
-        elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2] != "sphi":  # it changes no value
+        elif (scalar := _SCALAR.match(_COMMENT.sub("", part))) and scalar[2].split(".")[0] not in _WITHOUT_EFFECT:
             bundle.instructions.append(_instruction(*scalar.groups()))
     return bundle
 

@@ -49,6 +49,12 @@ def test_turns_and_skipped_regions_are_counted() -> None:
     assert issued(LOOP) == (1 + 8 * 14 + 2 * 8 + 1, 2 * 3 * 4, 2 * 64 * 32)
 
 
+def test_a_pointer_is_the_number_that_it_is_made_of() -> None:
+    """The register of a counter was a pointer's before: libtpu says so once more, behind the counter's first value."""
+    pointer = "%s16_s0 = int_to_ptr.vmem [resolvable:$true] %s16_s0"
+    assert issued(LOOP.replace("  ;;  %v50_v0 = vld", f"  ;;  {pointer}  ;;  %v50_v0 = vld", 1)) == issued(LOOP)
+
+
 def test_copies_of_a_window_of_an_array_are_counted() -> None:
     """As libtpu wrote them for v6e, but for the instructions for vectors: a loop of eleven turns from 0x4 to the delay
     of its branch at 0x12e copies bf16[3,4,1536,512] in nine windows; the first and the last turn skip a region from
