@@ -62,7 +62,7 @@ def kernels(device: jax.Device) -> Iterator[tuple[AttentionBackend, DType]]:
 def kernel_error(kernel: AttentionBackend, dtype: DType, device: jax.Device) -> float:
     """The relative L2 error of a kernel on queries that it normalises, rotates and gates. Raises `UsageError` if it
     does not support the device or the dtype."""
-    choose_backend(kernel, device, dtype, [HEAD_SIZE], KEYS)
+    choose_backend(kernel, device, dtype, [HEAD_SIZE])
     case = drawn(QUERIES, KEYS, HEADS, HEAD_SIZE, dtype.value)
     with jax.default_device(device):
         return error(np.asarray(jitted(_attend, None, kernel=kernel, heads=HEADS)(case.operands)), attended(case))

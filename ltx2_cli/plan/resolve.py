@@ -169,9 +169,8 @@ def build_plan(
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by, source)
     placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
     heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    longest = max(spec.max_sequence_length, *(size.at_once.video_tokens for size in sizes))
     attention, weighted = spec.sharding.attention, weights_references(spec)
-    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, longest, weighted)
+    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, weighted)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     guidance, step_passes = stages.recipe_guidance(spec, arch), stages.first_passes(spec, arch, sizes[0].at_once)

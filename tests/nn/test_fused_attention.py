@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64decode
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,35 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compilers import needs_libtpu
 from ltx2_cli.estimate import offline
-from ltx2_cli.nn.attention_cases import drawn, packed
+from ltx2_cli.nn.attention_cases import Case, drawn, packed
 from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
 
 FUSED = AttentionBackend.fused
+
+
+def kernels(topology: str, case: Case, in_part: bool = False, weighs_keys: bool = False) -> list[bytes]:
+    """The attention kernels of a program that is compiled for a case."""
+    mesh = Mesh(np.asarray(offline.topology(topology)[:1]), ("device",))
+    alone = NamedSharding(mesh, PartitionSpec())
+    key_weights = np.ones(case.operands.keys.shape[1], np.float32) if weighs_keys else None
+    operands = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
+        packed(FUSED, case.operands._replace(key_weights=key_weights)),
+    )
+    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=alone)
+
+    def attend(operands: Any, valid: jax.Array) -> object:
+        if in_part:
+            return attend_partly(FUSED, operands, case.heads, valid)
+        return attend_with(FUSED, operands, case.heads)
+
+    with activate(ShardingPlan(mesh, (), (), FUSED)):
+        text = jax.jit(attend).lower(operands, valid).compile().as_text()
+    assert "fused_attention" in text
+    return [*map(b64decode, re.findall(r'"body":"([^"]*)"', text))]
 
 
 @needs_libtpu
@@ -36,24 +59,14 @@ FUSED = AttentionBackend.fused
 def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str, in_part: bool, keys: int) -> None:
     """Rotated, gated, with perturbed rows, with the weight of a part and with weights of keys, at lengths that are no
     multiples of a block. The grid says which of its axes the cores of a chip may share."""
-    mesh = Mesh(np.asarray(offline.topology(topology)[:1]), ("device",))
-    perturbed = not in_part and keys == 300
+    perturbed, weighs_keys = not in_part and keys == 300, head_size == 64
     case = drawn(300, keys, 256 // head_size, head_size, dtype, rows=2, perturbed=perturbed)
-    alone = NamedSharding(mesh, PartitionSpec())
-    key_weights = np.ones(keys, np.float32) if head_size == 64 else None
-    operands = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
-        packed(FUSED, case.operands._replace(key_weights=key_weights)),
-    )
-    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=alone)
+    (kernel,) = kernels(topology, case, in_part, weighs_keys)
+    assert b"parallel" in kernel
 
-    def attend(operands: object, valid: jax.Array) -> object:
-        if in_part:
-            return attend_partly(FUSED, operands, case.heads, valid)
-        return attend_with(FUSED, operands, case.heads)
 
-    with activate(ShardingPlan(mesh, (), (), FUSED)):
-        program = jax.jit(attend).lower(operands, valid).compile()
-    assert "fused_attention" in program.as_text()
-    (body,) = re.findall(r'"body":"([^"]*)"', program.as_text())
-    assert b"parallel" in b64decode(body)
+@needs_libtpu
+def test_a_context_that_no_core_holds_is_compiled_in_parts() -> None:
+    """Ten seconds at 1920x1088: 63,240 tokens, of which a core of a TPU v7x holds half."""
+    case = drawn(300, 63_240, 1, 128, "bfloat16")
+    assert len(kernels("tpu7x:2x2x1", case)) == 2

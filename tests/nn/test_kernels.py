@@ -130,12 +130,40 @@ def test_keys_weigh_by_their_weights(kernel: AttentionBackend) -> None:
     assert error(part.gathered, attended(ungated, first)) < TOLERANCE["float32"]
 
 
+def test_the_fused_kernel_equals_the_definition_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip whose cores hold 600 of 1,500 keys: whole; a part that ends in the second of three, or before it; keys
+    with weights, and none at all; perturbed rows."""
+    kernel, keys = AttentionBackend.fused, 1500
+    for head_size, dtype in VARIANTS:
+        room = fused.vmem_needed(fused.INTERPRETED[-1], 600, np.dtype(dtype).itemsize)
+        monkeypatch.setattr(fused, "vmem_bytes", lambda device, room=room: room)
+        case = context_of(keys, head_size, dtype)
+        check_whole(kernel, [case], dtype)
+        for length in (1200, 70):
+            check_part(kernel, case, length, dtype)
+    weights = np.linspace(0, 1, keys, dtype=np.float32) * (np.arange(keys) > 600)
+    (got,) = attend_whole(kernel, [case.operands._replace(key_weights=weights)], case.heads)
+    assert error(got, attended(case, np.broadcast_to(weights, (QUERIES, keys)))) < TOLERANCE[dtype]
+    assert (attend_part(kernel, case.operands, case.heads, jnp.int32(0)).log_sum < -1e29).all()
+    check_whole(kernel, [drawn(keys, keys, 2, LANES, dtype, rows=2, perturbed=True)], dtype)
+
+
 @pytest.mark.parametrize("kernel", ON_CPU)
 def test_a_part_without_valid_keys_has_no_weight(kernel: AttentionBackend) -> None:
     case = context_of(130, 64, "float32")
     part = attend_part(kernel, case.operands, case.heads, jnp.int32(0))
     assert np.isfinite(part.gathered).all()
     assert (part.log_sum < -1e29).all()
+
+
+def test_the_bound_of_norms_is_just_above_the_largest() -> None:
+    """XLA for CPUs can return anything for a product with ones, as a constant, and its largest values."""
+    rows = np.random.default_rng(0).normal(size=(256, LANES)).astype(np.float32)
+    largest = np.square(rows.astype(np.float64)).sum(axis=1).max()
+    bound = np.asarray(jax.jit(fused.max_norm_bound)(rows))
+    assert bound.shape == (1, LANES)
+    assert (largest <= bound).all()
+    assert (bound <= 1.01 * largest).all()
 
 
 @pytest.mark.parametrize(
@@ -282,13 +310,13 @@ MI300 = Device("gpu", "AMD Instinct MI300X", "gfx942")
 def test_auto_chooses_the_kernel_of_the_platform_or_explains(
     device: Device, kernel: AttentionBackend, reason: str
 ) -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, device, DType.bfloat16, (64, 128), 6144)
+    chosen, sentence = choose_backend(AttentionBackend.auto, device, DType.bfloat16, (64, 128))
     assert chosen is kernel
     assert sentence == "" if not reason else reason in sentence
 
 
 def test_cudnn_does_not_compute_in_float32() -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.float32, (64,), 6144)
+    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.float32, (64,))
     assert (chosen, "in 16 bits" in sentence) == (AttentionBackend.xla, True)
 
 
@@ -298,7 +326,7 @@ def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pyt
         raise RuntimeError(reason)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", refuse)
-    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.bfloat16, (64, 128), 6144)
+    chosen, sentence = choose_backend(AttentionBackend.auto, A100, DType.bfloat16, (64, 128))
     assert (chosen, reason in sentence) == (AttentionBackend.xla, True)
 
 
@@ -314,30 +342,29 @@ def test_shapes_that_jax_refuses_for_cudnn_use_xla(reason: str, monkeypatch: pyt
 )
 def test_a_named_kernel_that_cannot_run_is_refused(kernel: AttentionBackend, device: Device, reason: str) -> None:
     with pytest.raises(UsageError, match=f"attention by {kernel} cannot run: {reason}") as refusal:
-        choose_backend(kernel, device, DType.bfloat16, (64,), 6144)
+        choose_backend(kernel, device, DType.bfloat16, (64,))
     assert refusal.value.hint == "--set sharding.attention=auto"
 
 
 @pytest.mark.parametrize("kernel", [AttentionBackend.splash, AttentionBackend.fused])
 def test_kernels_of_tpus_are_interpreted_on_a_cpu_with_a_warning(kernel: AttentionBackend) -> None:
     warning = f"attention by {kernel} is interpreted on a CPU, which is slow"
-    assert choose_backend(kernel, CPU, DType.float32, (64,), 2**20) == (kernel, warning)
+    assert choose_backend(kernel, CPU, DType.float32, (64,)) == (kernel, warning)
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size", "tokens", "reason"),
+    ("device", "dtype", "head_size", "reason"),
     [
-        (TPU, DType.float16, 128, 6144, "not in float16"),
-        (TPU, DType.bfloat16, 96, 6144, "heads that divide 128 channels, these have 96"),
-        (V7X, DType.bfloat16, 128, 40960, "for a head of 40960 tokens, a core of TPU7x has 64"),
-        (Device("tpu", "TPU v9"), DType.bfloat16, 128, 6144, "does not know how much memory a core of TPU v9 has"),
+        (TPU, DType.float16, 128, "not in float16"),
+        (TPU, DType.bfloat16, 96, "heads that divide 128 channels, these have 96"),
+        (Device("tpu", "TPU v9"), DType.bfloat16, 128, "does not know how much memory a core of TPU v9 has"),
     ],
-    ids=["float16", "head size", "length", "unknown chip"],
+    ids=["float16", "head size", "unknown chip"],
 )
 def test_what_the_fused_kernel_cannot_take_is_splashs_or_refused(
-    device: Device, dtype: DType, head_size: int, tokens: int, reason: str
+    device: Device, dtype: DType, head_size: int, reason: str
 ) -> None:
-    wanted = device, dtype, (64, head_size), tokens
+    wanted = device, dtype, (64, head_size)
     chosen, sentence = choose_backend(AttentionBackend.auto, *wanted)
     assert chosen is AttentionBackend.splash
     assert sentence.startswith("attention is computed by splash, which is slower: the fused kernel")
@@ -357,17 +384,23 @@ def test_what_the_fused_kernel_cannot_take_is_splashs_or_refused(
 def test_keys_of_any_share_need_a_kernel_that_weighs_them(
     device: Device, dtype: DType, kernel: AttentionBackend, reason: str
 ) -> None:
-    chosen, sentence = choose_backend(AttentionBackend.auto, device, dtype, (64, 128), 6144, weighs_keys=True)
+    chosen, sentence = choose_backend(AttentionBackend.auto, device, dtype, (64, 128), weighs_keys=True)
     assert (chosen, reason in sentence, bool(sentence)) == (kernel, True, bool(reason))
 
 
-def test_shares_take_memory_of_a_core() -> None:
-    wanted = AttentionBackend.auto, V7X, DType.bfloat16, (64, 128)
-    assert choose_backend(*wanted, 32640)[0] is AttentionBackend.fused
-    assert choose_backend(*wanted, 32640, weighs_keys=True)[0] is AttentionBackend.xla
-
-
-@pytest.mark.parametrize(("device", "tokens"), [(TPU, 32640), (V7X, 24576), (V7X, 32640)])
-def test_the_fused_kernel_holds_the_keys_of_long_clips(device: Device, tokens: int) -> None:
-    wanted = AttentionBackend.auto, device, DType.bfloat16, (64, 128), tokens
-    assert choose_backend(*wanted) == (AttentionBackend.fused, "")
+@pytest.mark.parametrize(
+    ("device", "tokens", "weighs_keys", "lengths"),
+    [
+        (TPU, 32_640, False, [32_640]),
+        (TPU, 130_560, False, [65_280] * 2),
+        (V7X, 32_640, False, [32_640]),
+        (V7X, 32_640, True, [16_384, 16_256]),  # weights take memory of a core too
+        (V7X, 63_240, False, [31_744, 31_496]),  # ten seconds at 1920x1088
+        (V7X, 10**6, False, [33_408] * 29 + [31_168]),
+    ],
+)
+def test_contexts_are_split_into_few_parts_that_fit_a_core(
+    device: Device, tokens: int, weighs_keys: bool, lengths: list[int]
+) -> None:
+    length = fused.part_length(device, tokens, 2, weighs_keys)
+    assert [min(length, tokens - start) for start in range(0, tokens, length)] == lengths

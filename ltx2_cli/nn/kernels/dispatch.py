@@ -48,30 +48,29 @@ def choose_backend(
     device: jax.Device,
     dtype: DType,
     head_sizes: Iterable[int],
-    tokens: int,
     weighs_keys: bool = False,
 ) -> tuple[AttentionBackend, str]:
-    """The kernel that attends on `device` to contexts of at most `tokens` keys, which may have weights; and a sentence
-    to tell the user, or "". `auto` is the platform's own kernel, or the next that can run. Raises `UsageError` for a
-    kernel that is asked for by name and cannot run."""
-    workload = Workload(device, dtype, tuple(head_sizes), tokens, weighs_keys)
+    """The kernel that attends on `device`, to keys that may have weights; and a sentence to tell the user, or "".
+    `auto` is the platform's own kernel, or the next that can run. Raises `UsageError` for a kernel that is asked for by
+    name and cannot run."""
+    workload = Workload(device, dtype, tuple(head_sizes))
     native = NATIVE.get(device.platform, (AttentionBackend.xla,))
     first, *others = native if asked is AttentionBackend.auto else (asked,)
-    obstacle = _obstacle(first, workload)
+    obstacle = _obstacle(first, workload, weighs_keys)
     if not obstacle:
         slow = load_kernel(first).for_tpus and device.platform == "cpu"
         return first, f"attention by {first} is interpreted on a CPU, which is slow" if slow else ""
     for other in others:
-        if not _obstacle(other, workload):
+        if not _obstacle(other, workload, weighs_keys):
             name = "XLA" if other is AttentionBackend.xla else other
             return other, f"attention is computed by {name}, which is slower: {obstacle}"
     raise UsageError(f"attention by {first} cannot run: {obstacle}", typed("sharding.attention", "auto"))
 
 
-def _obstacle(backend: AttentionBackend, workload: Workload) -> str:
+def _obstacle(backend: AttentionBackend, workload: Workload, weighs_keys: bool) -> str:
     kernel, device = load_kernel(backend), workload.device
     if kernel.for_tpus and device.platform == "gpu":
         return f"{backend} is made for TPUs, this is a {device.device_kind}"
-    if workload.weighs_keys and not kernel.weighs_keys:
+    if weighs_keys and not kernel.weighs_keys:
         return f"{backend} cannot attend to references by a strength or a mask"
     return kernel.obstacle(workload)

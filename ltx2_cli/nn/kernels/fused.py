@@ -8,11 +8,14 @@ multiplies them by ones beside the values. Exponentials are powers of two, which
 The row maximum is skipped where |q|·|k| proves that no power overflows. Below `BOUND`, for the longest query of a block
 and the longest key, all powers and their sums are far inside float32, and a shift would change no digit. Elsewhere a
 first pass over the keys finds each query's largest score.
+
+A context whose keys do not fit VMEM is attended to in parts that do, which are added up by the sums of their powers.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -100,26 +103,44 @@ def attend_fused(operands: Operands, heads: int, valid: jax.Array | None) -> Par
         key_weights = jnp.broadcast_to(key_weights.astype(values.dtype)[:, None], (len(key_weights), LANES))
     norm = scales, weights, key_weights
     blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, *norm)
-    gathered, log_sum = fused_attention(blocks, head_dim, operands.mask, valid, device())
+    length = part_length(device(), keys.shape[1], values.dtype.itemsize, key_weights is not None)
+    starts = range(0, keys.shape[1], length)
+    with_sums = valid is not None or len(starts) > 1
+
+    def attend_to(start: int) -> PartialAttention:
+        """The part of the keys that begins at `start`."""
+        here = slice(start, start + length)
+        part = blocks._replace(
+            keys=keys[:, here],
+            values=values[:, here],
+            key_rope=None if key_rope is None else key_rope[here],
+            key_weights=None if key_weights is None else key_weights[here],
+        )
+        own_valid = None if valid is None else jnp.clip(valid - start, 0, part.keys.shape[1])
+        return fused_attention(part, head_dim, operands.mask, own_valid, device(), with_sums)
+
+    gathered, log_sum = reduce(_add_parts, map(attend_to, starts))
     if log_sum is not None:
         log_sum = log_sum[..., :width:head_dim]
-    return PartialAttention(gathered[..., :width], log_sum)
+    return PartialAttention(gathered[..., :width].astype(values.dtype), log_sum)
+
+
+def _add_parts(one: PartialAttention, other: PartialAttention) -> PartialAttention:
+    """Attention over two parts of a context, in float32; the logarithms of sums stand in all channels of a head."""
+    from_one, from_other = (part.gathered.astype(jnp.float32) for part in (one, other))
+    weight = jax.nn.sigmoid(other.log_sum - one.log_sum)
+    return PartialAttention(from_one + weight * (from_other - from_one), jnp.logaddexp(one.log_sum, other.log_sum))
 
 
 def _obstacle(workload: Workload) -> str:
-    device, dtype, head_sizes, tokens, weighs_keys = workload
+    device, dtype, head_sizes = workload
     if dtype is DType.float16:
         return "the fused kernel computes in bfloat16 and float32, not in float16"
     for head_size in sorted(set(head_sizes)):
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
-    itemsize, memory = jnp.dtype(dtype.value).itemsize, vmem_bytes(device)
-    if not memory:
+    if not vmem_bytes(device):
         return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
-    if not choose_block_sizes(device, tokens, itemsize, weighs_keys):
-        needed = vmem_needed(_block_sizes(device)[-1], tokens, itemsize, weighs_keys=weighs_keys)
-        where = f"a core of {device.device_kind} has {memory / 2**20:.0f}"
-        return f"the fused kernel needs {needed / 2**20:.0f} MiB for a head of {tokens} tokens, {where}"
     return ""
 
 
@@ -152,20 +173,27 @@ def choose_block_sizes(device: jax.Device, keys: int, itemsize: int, weighs_keys
     return next(fitting, None)
 
 
+def part_length(device: jax.Device, keys: int, itemsize: int, weighs_keys: bool = False) -> int:
+    """The number of keys that are attended to at a time: all, or parts of equal length that fit VMEM."""
+    lengths = (min(keys, _up(-(-keys // parts), LANES)) for parts in count(1))
+    return next(length for length in lengths if choose_block_sizes(device, length, itemsize, weighs_keys))
+
+
 def _block_sizes(device: jax.Device) -> tuple[BlockSizes, ...]:
     known = chip(device.device_kind)
     return known.block_sizes if known and known.block_sizes else INTERPRETED
 
 
 def fused_attention(
-    blocks: Blocks, head_dim: int, mask: jax.Array | None, valid: jax.Array | None, device: jax.Device
-) -> tuple[jax.Array, jax.Array | None]:
-    """Attention over the first `valid` keys (None: all), [rows, queries, heads * head_dim]; and, if `valid` is given,
-    each head's log Σ exp(q·k) in all its channels. Rows where `mask` is false keep their own values. Interpreted where
-    the device is no TPU."""
+    blocks: Blocks, head_dim: int, mask: jax.Array | None, valid: jax.Array | None, device: jax.Device, with_sums: bool
+) -> PartialAttention:
+    """Attention over the first `valid` keys (None: all), which fit VMEM: [rows, queries, heads * head_dim], and
+    `with_sums` each head's log Σ exp(q·k) in all its channels. Rows where `mask` is false keep their own values, with a
+    log Σ of 0. Interpreted where the device is no TPU."""
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
     weighs_keys = blocks.key_weights is not None
-    chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys) or _block_sizes(device)[-1]
+    chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys)
+    assert chosen
     key_block = _block(keys, chosen.keys, LANES)
     # As many scores as of one head, of all heads of a block of lanes.
     most = chosen.queries * chosen.keys // (LANES // head_dim * key_block) // BF16_SUBLANES * BF16_SUBLANES
@@ -177,7 +205,7 @@ def fused_attention(
     buffers = 2 if needed(2) <= vmem_bytes(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
-    if valid is not None:
+    if with_sums:
         outputs.append(jax.ShapeDtypeStruct((rows, queries, width), jnp.float32))
     scratch = Scratch(
         pltpu.VMEM((sizes.padded_keys, LANES), dtype),
@@ -209,7 +237,7 @@ def fused_attention(
     )
     attends = jnp.ones(rows, jnp.int32) if mask is None else jnp.asarray(mask, jnp.int32)
     attended, *log_sum = kernel(attends, jnp.full(1, keys if valid is None else valid, jnp.int32), blocks)
-    return attended, log_sum[0] if log_sum else None
+    return PartialAttention(attended, log_sum[0] if log_sum else None)
 
 
 def _up(length: int, step: int) -> int:
@@ -261,6 +289,8 @@ def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: An
         @pl.when(attends[row] == 0)
         def _() -> None:
             outputs[0][...] = gated(blocks.own_values[...].astype(jnp.float32)).astype(outputs[0].dtype)
+            for log_sum in outputs[1:]:
+                log_sum[...] = jnp.zeros_like(log_sum)
 
 
 def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Array) -> None:
@@ -422,7 +452,10 @@ def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | N
 def max_norm_bound(x: jax.Array) -> jax.Array:
     """An upper bound of the largest squared norm of a row, in all lanes of [1, LANES]: the matrix unit sums squares
     that are rounded."""
-    squares, ones = jnp.square(x.astype(jnp.float32)).astype(x.dtype), jnp.ones((LANES, LANES), x.dtype)
+    # Ones that no compiler knows to be equal: XLA for CPUs (jaxlib 0.10.2) takes the largest values of a product with
+    # equal numbers from memory that nothing was written to.
+    ones = jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), 0) + 1, 1).astype(x.dtype)
+    squares = jnp.square(x.astype(jnp.float32)).astype(x.dtype)
     return jnp.max(_product(squares, ones, 0, precision(x.dtype)), axis=0, keepdims=True) * ROUNDED
 
 

@@ -51,8 +51,6 @@ class Workload(NamedTuple):
     device: jax.Device
     dtype: DType
     head_sizes: Iterable[int]
-    tokens: int  # of the longest context
-    weighs_keys: bool
 
 
 Attend = Callable[[Operands, int, jax.Array | None], PartialAttention]  # operands, heads, valid keys (None: all)
