@@ -360,6 +360,10 @@ class BatchOptions(ClipOptions, WishOptions, KeepOptions, SessionOptions):
             metavar="I/N|auto",
         ),
     ] = None
+    batch_size: Annotated[
+        Count,
+        option(SIZE, "Jobs of one shape that are denoised at once; 1: each alone; default: by estimate.", min=1),
+    ] = None
     preview: PreviewFile = None
     compile_cache: CompileCache = None
 

@@ -120,6 +120,7 @@ def batch_settings(options: BatchOptions, given: Mapping[str, object], confined:
         layers=layers(options),
         names=options.output,
         shard=options.shard,
+        batch_size=options.batch_size,
         fail_fast=options.fail_fast,
         confined=confined,
         reads=[options.config] if options.config else [],

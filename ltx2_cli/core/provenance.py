@@ -124,7 +124,7 @@ def extend_history(history: History, stage: "Stage", tokens: Streams[np.ndarray]
 def provenance(plan: "Plan", files: Mapping[str, str], history: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance section of a video that is made here."""
     meshes = {stage.name: stage.sharding.text for stage in plan.stages}
-    here = {"devices": devices(), "meshes": meshes, "at_once": plan.batch_size}
+    here = {"devices": devices(), "meshes": meshes, "at_once": plan.at_once}
     return {**versions(), **here, "files": dict(files), **history}
 
 

@@ -154,12 +154,12 @@ def _stage_rows(
             branch = np.asarray(first, np.int32)
     cross_modal = np.array([guidance_pass is not Pass.ISOLATED for guidance_pass in passes])
     masks = PassMasks(np.tile(self_attention, videos), np.tile(cross_modal, videos))
-    texts = [plan.prompts.index(text) for text in (plan.spec.prompt, *(each.prompt for each in plan.spec.segments))]
-    negative = [len(plan.prompts) - 1] * len(texts)
-    contexts = np.asarray([negative if each is Pass.UNCOND else texts for each in passes], np.int32)
+    texts = [[plan.prompts.index(text) for text in own] for own in plan.texts]
+    negative = [len(plan.prompts) - 1] * len(texts[0])
+    contexts = [negative if each is Pass.UNCOND else own for own in texts for each in passes]
     segments = segment_weights(plan.spec, stage.geometry)
     tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
-    which, reuse = np.tile(contexts, (videos, 1)), PassReuse(passes, branch)
+    which, reuse = np.asarray(contexts, np.int32), PassReuse(passes, branch)
     marked = stage.geometry.single_frames if stage.marks_keyframes else None
     which = which if segments else which[:, 0]
     return which, tables, masks, tokens, reuse, marked, _nag(plan.spec), segments

@@ -1,7 +1,8 @@
 """The state of a run between two steps or phases."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import jax
@@ -37,6 +38,41 @@ def all_latents(progress: RunState) -> Streams[np.ndarray]:
     """The latents of a state that has some."""
     assert progress.latents is not None
     return progress.latents
+
+
+def join_states(states: Sequence[RunState], contexts: Mapping[str, Streams[Any]]) -> RunState:
+    """The state of a batch of runs that are at the same place, each with one video, on the host."""
+    first = states[0]
+    latents, current = ([getattr(state, name) for state in states] for name in ("latents", "current"))
+    return replace(
+        first,
+        latents=first.latents and Streams(*map(np.concatenate, zip(*latents, strict=True))),
+        current=first.current and Streams(*map(np.concatenate, zip(*current, strict=True))),
+        contexts=contexts,
+        history=tuple(chain.from_iterable(state.history for state in states)),
+        behind=None if first.behind is None else np.concatenate([state.behind for state in states]),
+        skipped=tuple(chain.from_iterable(state.skipped for state in states)),
+    )
+
+
+def split_state(joint: RunState, contexts: Sequence[Mapping[str, Streams[Any]]]) -> list[RunState]:
+    """The states of the first runs of a batch, each with its video and contexts; all on the host."""
+
+    def of_row(streams: Streams[Any] | None, row: slice) -> Streams[Any] | None:
+        return streams and Streams(*(np.asarray(stream)[row] for stream in streams))
+
+    return [
+        replace(
+            joint,
+            latents=of_row(joint.latents, row),
+            current=of_row(joint.current, row),
+            contexts=own,
+            history=joint.history[row],
+            behind=None if joint.behind is None else joint.behind[row],
+            skipped=joint.skipped[row],
+        )
+        for row, own in ((slice(video, video + 1), own) for video, own in enumerate(contexts))
+    ]
 
 
 def latents_of(progress: RunState, rows: range) -> Streams[np.ndarray]:

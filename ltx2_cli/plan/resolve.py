@@ -50,7 +50,8 @@ class Plan(PlanInputs):
     compile_text_encoder: bool
     keep_resident: bool  # every network stays in memory
     compile_cache: str | None  # folder of compiled programs, or `off`; None: the user's
-    prompts: tuple[str, ...]  # distinct: the prompt, then the negative prompt if it is read
+    prompts: tuple[str, ...]  # the prompt, or those of a batch, then the negative prompt if it is read and another
+    texts: tuple[tuple[str, ...], ...]  # of each video of a batch, the prompts of its segments
     text_tokens: int  # of each
     prompts_at_once: int  # that the text encoder reads in a batch
     stages: tuple[Stage, ...]
@@ -60,7 +61,8 @@ class Plan(PlanInputs):
     condition_audio: Audio | None  # that conditions the stages: the input audio, or that of the edited clip
     decoding: DecodePlan
     seeds: tuple[int, ...]  # of each video
-    batch_size: int  # videos that are made at once
+    batch_size: int  # videos of these that are made at once
+    at_once: int  # videos that are made at once, with those of other requests
     replicated: tuple[str, ...]  # the networks whose weights lie whole on every device
     warnings: tuple[str, ...]  # sentences about what is legal but probably unintended
 
@@ -154,7 +156,7 @@ def stage1_plan(plan: Plan) -> Plan:
     if len(plan.stages) == 1:
         hint = f"{typed('recipe', recipe.TWO_STAGE)}, or no --draft"
         raise UsageError(f"the recipe {plan.spec.recipe} has one stage", hint)
-    decoding, _ = _plan_decoding(plan.spec, plan, plan.stages[0], plan.sharding)
+    decoding, _ = plan_decoding(plan.spec, plan, plan.stages[0], plan.sharding)
     return replace(plan, stages=plan.stages[:1], decoding=decoding)
 
 
@@ -168,9 +170,8 @@ def build_plan(
     request_warnings.check_clip(spec, arch)
     sizes = stages.measure_stages(spec, arch, inputs.input_videos, by, source)
     placed = [weight for module in networks.present().values() for alike in kinds(module) for weight in alike]
-    heads = {stream.name: stream.heads for stream in arch.transformer.streams}
-    attention, weighted = spec.sharding.attention, weights_references(spec)
-    kernel, slow = choose_backend(attention, devices[0], spec.dtype, arch.head_sizes, weighted)
+    weighted, heads = weights_references(spec), {stream.name: stream.heads for stream in arch.transformer.streams}
+    kernel, slow = choose_backend(spec.sharding.attention, devices[0], spec.dtype, arch.head_sizes, weighted)
     lay = partial(lay_out, replace(spec.sharding, attention=kernel), devices, placed, heads=heads, offload=spec.offload)
     # also for a second stage alone: encoded and laid out as after the first, the text is the same to the bit
     guidance, step_passes = stages.recipe_guidance(spec, arch), stages.first_passes(spec, arch, sizes[0].at_once)
@@ -182,7 +183,7 @@ def build_plan(
     all_stages = stages.build_stages(spec, inputs, sizes, source, sharding, together if by else sharding)
     if weighted:
         check_reference_layout(all_stages[0].sharding, arch.transformer.num_attention_heads)
-    decoding, decode_budget = _plan_decoding(spec, inputs, all_stages[-1], sharding)
+    decoding, decode_budget = plan_decoding(spec, inputs, all_stages[-1], sharding)
     edit = edit_of(spec, inputs.input_videos, all_stages[-1].geometry)
     warnings = (
         *request_warnings.recipe_warnings(spec, arch),
@@ -204,6 +205,7 @@ def build_plan(
         keep_resident=spec.keep_resident,
         compile_cache=spec.compile_cache,
         prompts=prompts,
+        texts=((spec.prompt, *(segment.prompt for segment in spec.segments)),) * spec.num_videos,
         text_tokens=spec.max_sequence_length,
         prompts_at_once=len(prompts) if spec.sharding.use_batched_text_encoder else 1,
         stages=all_stages,
@@ -214,6 +216,7 @@ def build_plan(
         decoding=decoding,
         seeds=spec.seeds,
         batch_size=spec.num_videos,
+        at_once=spec.num_videos,
         replicated=(*DECODERS, VIDEO_ENCODER, AUDIO_ENCODER) if spec.sharding.replicate_vae else (),
         warnings=warnings,
     )
@@ -226,7 +229,7 @@ def _distinct_prompts(spec: RunSpec, steps: Sequence[Collection[Pass]]) -> tuple
     return tuple(dict.fromkeys([*(text for text in texts if not spec.segments or text not in last), *last]))
 
 
-def _plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
+def plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: ShardingPlan) -> tuple[DecodePlan, float]:
     """The decoding plan of the last stage, and the memory budget of each device for it, in bytes."""
     networks, clip = inputs.networks, last.geometry
     if spec.vae_memory_gb is not None:

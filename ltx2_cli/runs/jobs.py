@@ -89,6 +89,7 @@ class BatchSettings(RunSettings):
     layers: Layers = field(default_factory=Layers)
     names: str | None = None  # a template for the names of clips
     shard: str | None = None  # I/N or `auto`: the jobs of this worker
+    batch_size: int | None = None  # jobs that are denoised at once; None: as the estimate says
     fail_fast: bool = False  # the first failed job ends the batch
     confined: bool = False  # lines write only into the output folder
     piped: bool = False  # lines may never end: finished jobs are forgotten

@@ -9,7 +9,9 @@ from ltx2_cli.core.provenance import input_files
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.plan.batching import member_plan
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.batch_size import in_batch, kept_batch_size
 from ltx2_cli.runs.finished_clips import unfinished_state
 from ltx2_cli.runs.jobs import FAILED, OPEN, Job, Jobs, Result
 from ltx2_cli.runs.past_times import expected_times
@@ -39,8 +41,11 @@ def unfinished_refusal(jobs: Jobs, job: Job, spec: RunSpec) -> UsageError | None
     path = run_file(spec).path
     if jobs.session.force or not path.exists():
         return None
+    request, size = Request(spec, find_devices()), kept_batch_size(spec)
     try:
-        _, changes = unfinished_state(spec, Request(spec, find_devices()).plan())
+        plan = request.plan()
+        plan = member_plan(in_batch(request, size).plan(), plan) if size > 1 else plan
+        _, changes = unfinished_state(spec, plan)
     except UsageError as error:
         return error
     becomes = f"is started over: {changes}" if changes else f"goes on from {path}"

@@ -20,16 +20,19 @@ from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, open_components, with_contexts
 from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
-from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
-from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
+from ltx2_cli.core.state import OnProgress, RunState, ignore_progress, join_states, split_state
+from ltx2_cli.errors import DoesNotFitError, InterruptedRunError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.alternatives import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
+from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
 from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.plan.batching import batch_key, fill, joint_contexts, joint_plan, member_plan
 from ltx2_cli.plan.conditions import read_input_videos
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.batch_size import choose_batch_size, in_batch, kept_batch_size
 from ltx2_cli.runs.execute import resumable, run_plan
 from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files, unfinished_state
 from ltx2_cli.runs.jobs import DONE, ELSEWHERE, FAILED, SKIPPED, Job, Jobs, Result
@@ -60,6 +63,15 @@ class Run:
     begun: bool = False
     resumed: bool = False
     seconds: float = 0.0
+    alone: Plan | None = None  # the plan that it has if it is not in a batch
+
+
+@dataclass
+class RunBatch:
+    """Runs that are denoised at once; of several, `plan` is that of as many videos of the first one."""
+
+    runs: Sequence[Run]
+    plan: Plan | None = None
 
 
 class Worker:
@@ -85,7 +97,7 @@ class Worker:
             runs = [run for job in part for run in self._planned(job)]
             if runs:
                 self._read_texts(runs)
-            for _, alike in groupby(runs, key=lambda run: (network_values(run.plan.spec), _memory_schedule(run.plan))):
+            for _, alike in groupby(self._batches(runs), key=lambda batch: _networks_in_memory(batch.runs[0].plan)):
                 self._make_alike(list(alike))
 
     def end(self) -> None:
@@ -156,26 +168,54 @@ class Worker:
                     texts[key] = with_contexts(plan, self._components_for(run), texts.get(key, START), run.timings)
                     run.state, run.plan = texts[key], replace(plan, warnings=())
 
-    def _make_alike(self, runs: Sequence[Run]) -> None:
-        """Make runs of the same networks: one by one, or several at a time if networks take turns in memory."""
-        components, (beside, phases) = self._components_for(runs[0]), _memory_schedule(runs[0].plan)
+    def _batches(self, runs: Sequence[Run]) -> list[RunBatch]:
+        """The runs in the order of their batches; their plans are those of members of these."""
+        batches, by_key, kept = list[RunBatch](), dict[object, list[Run]](), dict[int, int]()
+        for run in (run for run in runs if run.state):
+            kept[id(run)] = 0 if self.session.force else kept_batch_size(run.spec)
+            alone = self.jobs.settings.piped or kept[id(run)] == 1
+            by_key.setdefault((not alone and batch_key(run.spec)) or id(run), []).append(run)
+        for alike in by_key.values():
+            request, begun = alike[0].request, max(kept[id(run)] for run in alike)
+            asked = begun or self.jobs.settings.batch_size
+            size, fraction = choose_batch_size(request, max(len(alike), begun), asked)
+            if size == 1:
+                batches += [RunBatch([run]) for run in alike]
+                continue
+            plan = in_batch(request, size).resolved()
+            time = f", {fraction:.2f} of the time by the estimate" if fraction else ""
+            self.session.report.note(f"{len(alike)} jobs in batches of {size}{time}; their last bits may differ")
+            for run in alike:
+                run.alone, run.plan = run.plan, member_plan(plan, run.plan)
+            batches += [RunBatch(some, plan) for some in _chunks(alike, size)]
+        return batches
+
+    def _make_alike(self, batches: Sequence[RunBatch]) -> None:
+        """Make batches of the same networks: one by one, or several at a time if networks take turns in memory."""
+        first = batches[0].runs[0]
+        components, (beside, phases) = self._components_for(first), _memory_schedule(first.plan)
+        at_once = max(1, CLIPS_AT_ONCE // len(batches[0].runs)) if phases else 1
         with components.keeping((*DENOISERS, *DECODERS) if beside else ()):
-            for some in _chunks(runs, CLIPS_AT_ONCE if phases else 1):
+            for some in _chunks(batches, at_once):
                 with ExitStack() as locks:
-                    own = [run for run in some if not self.full and self._lock(run, locks)]
+                    own = [replace(batch, runs=[run for run in batch.runs if self._lock(run, locks)]) for batch in some]
+                    runs = [run for batch in own for run in batch.runs]
                     with components.keeping(DENOISERS):
-                        for run, phase in ((run, phase) for phase in phases for run in own):
-                            self._advance(run, phase)
+                        for phase in sorted({*phases, len(first.plan.phases)}):
+                            for batch in own:
+                                self._advance_batch(batch, phase, phases)
                         if beside:
-                            self._write(own)
+                            self._write(runs)
                     if not beside:
                         with components.keeping(DECODERS):
-                            self._write(own)
+                            self._write(runs)
                 if self.full:
                     raise self.full
 
     def _lock(self, run: Run, locks: ExitStack) -> bool:
         """Whether this worker makes a run now; no other process does until the end of `locks`."""
+        if self.full:
+            return False
         job, spec, force = run.job, run.spec, self.session.force
         files = [*outputs(spec), run_file(spec)]
         with self._failing(job, run), ExitStack() as attempt:
@@ -208,10 +248,66 @@ class Worker:
         run.state = replace(state, contexts={**run.state.contexts, **state.contexts})
         return own | owned_files(run.spec, Product.clips, state.written)
 
+    def _advance_batch(self, batch: RunBatch, phase: int, phases: Sequence[int]) -> None:
+        """Advance a batch to a phase; a run alone only to `phases`."""
+        by_place = dict[tuple[int, ...], list[Run]]()
+        for run in batch.runs:
+            if run.alone and run.state and run.state.phase < phase:
+                by_place.setdefault((run.state.phase, run.state.batch, run.state.step), []).append(run)
+        for runs in by_place.values():
+            assert batch.plan
+            self._advance_together(batch.plan, runs, phase)
+        for run in batch.runs if phase in phases else ():
+            if not run.alone:
+                self._advance(run, phase)
+
+    def _advance_together(self, plan: Plan, runs: Sequence[Run], phase: int) -> None:
+        """Advance runs that are at the same place in one batch. If that fails, each is made alone, from its begin."""
+        if not self._begin(runs):
+            return
+        began = monotonic()
+        try:
+            self._denoise_batch(plan, runs, phase)
+        except FAILURES as error:
+            lines = ", ".join(str(run.job.line) for run in runs)
+            self.session.report.note(f"{self.jobs.unit}s {lines} failed in one batch, each is made alone: {error}")
+            for run in runs:
+                assert run.alone
+                assert run.state
+                run.plan, run.alone, run.state = run.alone, None, RunState(contexts=run.state.contexts)
+        for run in runs:
+            run.seconds += (monotonic() - began) / len(runs)
+
+    def _denoise_batch(self, plan: Plan, runs: Sequence[Run], phase: int) -> None:
+        members, stop = [run.plan for run in runs], StopRequest()
+        states = [run.state for run in runs if run.state]
+        contexts = [state.contexts for state in states]
+        savers = [replace(self._saver(run), stop=stop, preview=ignore_progress) for run in runs]
+        joint = replace(joint_plan(plan, members), input_videos=savers[0].plan.input_videos)
+        preview = self._previewed(joint)
+
+        def keep(progress: RunState) -> None:
+            parts = list(zip(savers, split_state(progress, contexts), strict=True))
+            if stopped := [error for part in parts if (error := _stopped(*part))]:
+                for part in parts:  # also those that were asked before the stop
+                    _stopped(*part)
+                raise stopped[0]
+            preview(progress)
+
+        together = joint_contexts(members, contexts, plan.batch_size)
+        state = join_states(fill(states, plan.batch_size), together)
+        assert self.components
+        self.components.adopt(joint)
+        with resumable(savers[0]):
+            state = advance(joint, self.components, state, phase, runs[0].timings, keep)
+        for run, saver, own in zip(runs, savers, split_state(state, contexts), strict=True):
+            run.state = own
+            self._notice_storage(saver)
+
     def _advance(self, run: Run, phase: int) -> None:
         """Advance a run to a phase."""
         with self._failing(run.job, run):
-            if run.state and self._goes_on(run):
+            if run.state and self._begin([run]):
                 saver = self._saver(run)
                 with resumable(saver):
                     plan = saver.plan
@@ -222,7 +318,7 @@ class Worker:
         """Make the remaining latents of the runs, and their clips."""
         for run in runs:
             with self._failing(run.job, run):
-                if run.state and self._goes_on(run):
+                if run.state and self._begin([run]):
                     self._write_clips(run, run.state)
 
     def _write_clips(self, run: Run, state: RunState) -> None:
@@ -239,13 +335,16 @@ class Worker:
         self.jobs.add(Result(job.line, DONE, job.clips, job.seed, seconds, tuple(flaws)))
         self._remember(run)
 
-    def _goes_on(self, run: Run) -> bool:
-        """Whether this run is made: none begins on a full disk."""
-        if not (run.begun or self.full):
-            run.begun, self.number = True, self.number + 1
-            left = f", {format_seconds(median(self.took) * (self.total - self.number + 1))} left" if self.took else ""
-            self.session.report.part("" if self.jobs.settings.piped else f"clip {self.number} of {self.total}{left}")
-        return run.begun
+    def _begin(self, runs: Sequence[Run]) -> bool:
+        """Whether these runs are made: none begins on a full disk."""
+        if not (runs[0].begun or self.full):
+            first, self.number = self.number + 1, self.number + len(runs)
+            left = f", {format_seconds(median(self.took) * (self.total - first + 1))} left" if self.took else ""
+            clips = f"clip {first}" if len(runs) == 1 else f"clips {first} to {self.number}"
+            self.session.report.part("" if self.jobs.settings.piped else f"{clips} of {self.total}{left}")
+            for run in runs:
+                run.begun = True
+        return runs[0].begun
 
     def _notice_storage(self, saver: RunSaver) -> None:
         """Remember a full disk for a file beside the clip; the clip itself may have had room."""
@@ -256,7 +355,7 @@ class Worker:
         """Remember the time of the first job of a shape, as if it were the only one."""
         if self.loading is None:
             self.loading = sum(seconds for name, seconds in run.timings.preparations if name.startswith(LOAD))
-        if not (self.jobs.settings.piped or run.resumed or run.job.shape in self.timed):
+        if not (self.jobs.settings.piped or run.resumed or run.alone or run.job.shape in self.timed):
             self.timed.add(run.job.shape)
             took = run.timings.seconds().items()
             total = self.began + self.loading + sum(seconds for name, seconds in took if not name.startswith(LOAD))
@@ -286,6 +385,20 @@ class Worker:
         assert self.components
         self.components.adopt(run.plan)
         return self.components
+
+
+def _stopped(saver: RunSaver, state: RunState) -> InterruptedRunError | None:
+    """The interruption that a saver raises, if any."""
+    try:
+        saver(state)
+    except InterruptedRunError as error:
+        return error
+    return None
+
+
+def _networks_in_memory(plan: Plan) -> object:
+    """Equal for plans whose networks are the same, and in memory at the same times."""
+    return network_values(plan.spec), _memory_schedule(plan)
 
 
 def _memory_schedule(plan: Plan) -> tuple[bool, list[int]]:

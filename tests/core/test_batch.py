@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
 from live_bytes import LiveBytes, Sample, check_live_bytes
@@ -29,7 +30,7 @@ from ltx2_cli.core.run import open_components
 from ltx2_cli.core.run_saver import RunSaver
 from ltx2_cli.core.state import RunState
 from ltx2_cli.core.write import write
-from ltx2_cli.errors import MAKE_ROOM
+from ltx2_cli.errors import MAKE_ROOM, RunError
 from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.inputs import network_values
 from ltx2_cli.plan.resolve import Plan, resolve
@@ -402,3 +403,95 @@ def test_networks_that_are_not_the_same_are_loaded_again(checkpoint: Checkpoint)
     stages = [replace(plan.spec.second_stage, **{key: value}) for key, value in {"upsampler": "o", "lora": ()}.items()]
     specs += [replace(plan.spec, second_stage=stage) for stage in stages]
     assert len({network_values(spec) for spec in [plan.spec, replace(plan.spec, prompt="fog"), *specs]}) == 6
+
+
+def save_latents(lines: Results, name: str) -> Results:
+    return [{**line, "save_latents": f"{name}-{number}.safetensors"} for number, line in enumerate(lines, 1)]
+
+
+def latents(name: str) -> np.ndarray:
+    """Of the first four clips of that name, [clips, values]."""
+    files = (load_file(path) for path in sorted(Path().glob(f"{name}-[1-4].safetensors")))
+    return np.stack([np.concatenate([stream.ravel() for stream in file.values()]) for file in files])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["single", "trillium"])
+def test_jobs_that_are_denoised_in_a_batch_equal_each_alone(batch: Run, sharding: str) -> None:
+    """Four in batches of three, of which the last is filled up; one with a size of its own is made alone."""
+    lines = [{"prompt": text, "seed": seed} for seed, text in enumerate(("rain", "snow", "fog", "rain"), 3)]
+    own = {"prompt": "hail", "seed": 1, "num_frames": 1}
+    options = "--negative-prompt", "snow"  # a prompt of one of them
+    code, results, err = batch(save_latents([*lines, own], "alone"), *options, "--batch-size", "1")
+    assert (code, "in batches" in err) == (0, False)
+    assert yaml.safe_load(Path("1-3.yaml").read_text())["provenance"]["at_once"] == 1
+    options = *options, "--batch-size", "3", "--sharding", sharding, "--force", "-v"
+    code, results, err = batch(save_latents([*lines, own], "batch"), *options)
+    assert (code, [result["status"] for result in results]) == (0, ["done"] * 5)
+    assert "4 jobs in batches of 3; their last bits may differ" in err
+    print(err)
+    assert [loaded(err).count(name) for name in ("transformer", "vae", "vocoder")] == [1, 1, 1]
+    at_once = [yaml.safe_load(path.read_text())["provenance"]["at_once"] for path in sorted(Path().glob("?-?.yaml"))]
+    assert at_once == [3, 3, 3, 3, 1]
+    alone, together = latents("alone"), latents("batch")
+    assert np.abs(alone[0] - alone[1:4]).max(axis=1).min() > 0.1
+    np.testing.assert_allclose(together, alone, rtol=0, atol=2e-5 * np.abs(alone).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "done", "kept"), [(2, [], [1, 2]), (3, [1, 2], [3])], ids=["first", "filled up"])
+def test_an_interrupted_batch_is_gone_on_with_to_the_byte(
+    batch: Run, line: int, done: list[int], kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its jobs are kept where it stopped. Networks that take turns in memory are loaded once."""
+    measure = RunSaver._measure
+
+    def stop(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
+        if saver.path.name == f"{line}-3.run" and progress.step == 1:
+            saver.stop.requested = True
+
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
+    options = "--batch-size", "2", "--save-run"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSaver, "_measure", stop)
+        code, results, err = batch(lines, *options)
+    assert (code, [result["line"] for result in results]) == (130, done)
+    assert sorted(path.name for path in Path().glob("*.run")) == [f"{number}-3.run" for number in kept]
+    goes_on = [f"line {number} goes on from {number}-3.run" for number in kept]
+    assert [said for said in batch(lines, *options, "--dry-run")[2].splitlines() if "goes on" in said] == goes_on
+    monkeypatch.setattr("ltx2_cli.runs.worker.decodes_beside", lambda plan: False)
+    code, results, err = batch(lines, *options, "-v")
+    assert (code, [result["status"] for result in results]) == (0, ["skipped"] * len(done) + ["done"] * (3 - len(done)))
+    steps = [said.split(":")[0] for said in err.splitlines() if re.match("[0-9] step", said)]
+    assert steps == (["1 step"] if done else ["1 step", "2 steps"])
+    assert [loaded(err).count(name) for name in ("transformer", "vae")] == [1, 1]
+    made = [fingerprints(f"{number}-3.yaml") for number in (1, 2, 3)]
+    assert batch(lines, *options, "--force")[0] == 0
+    assert [fingerprints(f"{number}-3.yaml") for number in (1, 2, 3)] == made
+    assert not [*Path().glob("*.run"), *Path().glob(".*")]
+
+
+def test_jobs_whose_batch_fails_are_made_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow")]
+    assert batch(lines, "--batch-size", "1")[0] == 0
+    before = [fingerprints(f"{line}-3.yaml") for line in (1, 2)]
+
+    def fail(*arguments: object) -> None:
+        raise RunError("out of memory", "")
+
+    monkeypatch.setattr("ltx2_cli.runs.worker.advance", fail)
+    code, results, err = batch(lines, "--batch-size", "2", "--force")
+    assert (code, [result["status"] for result in results]) == (0, ["done"] * 2)
+    assert "lines 1, 2 failed in one batch, each is made alone: out of memory" in err
+    assert [fingerprints(f"{line}-3.yaml") for line in (1, 2)] == before
+
+
+def test_a_batch_that_does_not_fit_is_refused(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog", "hail")]
+    monkeypatch.setattr("ltx2_cli.runs.batch_size.available_memory", lambda plan: NONE)
+    code, results, err = batch(lines, "--batch-size", "4")
+    assert (code, results) == (3, [])
+    assert re.search("^error: 4 jobs in a batch need .* of each device, 0 B are there$", err, re.MULTILINE)
+    assert "hint: --batch-size 2\n" in err
+    assert batch(lines, "--batch-size", "0")[0] == 2
