@@ -6,6 +6,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def denoiser_step(folder: Path) -> Row:
     draw = partial(random.standard_normal, dtype=np.float32)
     video, audio = draw((1, geometry.video_tokens, 128)), draw((1, geometry.audio_frames, 128))
     text = draw((1, 256, arch.caption_channels))
-    one_cpu = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), (), NATIVE["cpu"])
+    one_cpu = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), (), NATIVE["cpu"][0])
     context = jax.jit(lambda model, text: model.text_context(text))(ours, Streams(text, text))
     switches = PassMasks(jnp.ones((arch.num_layers, 1), bool), jnp.ones(1, bool))
 
@@ -210,10 +211,16 @@ def _torch_state(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+def processor() -> str:
+    """The name of the CPU: products in float32 are not equally fast in both libraries on all."""
+    names = re.findall("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else []
+    return f"{platform.machine()}, {names[0]}" if names else platform.machine()
+
+
 def lines() -> Iterator[str]:
     """Every comparison, then what has nothing to be compared with."""
     yield (
-        f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()};"
+        f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {processor()};"
         f" {ROUNDS} rounds in alternation, medians"
     )
     yield from (

@@ -1,10 +1,12 @@
 """The measurements that need a machine nobody has at hand run here at a small size."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__ as comparisons
 from benchmarks import accuracy, plans
 from benchmarks.gpu_step import lines
 from compilers import needs_libtpu
@@ -108,6 +110,20 @@ def test_a_row_is_planned_as_a_run_would_be(name: str) -> None:
         assert " and ".join(sizes) in plans.NETWORKS_HEADER
         least = plans.least_seconds(plan, estimate_plan(plan).phase_seconds)
         assert 1 < least["frames"] / least["audio"] < 100  # of 5 s of a clip in eight parts, and of the whole sound
+
+
+def test_networks_are_measured_beside_diffusers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At small widths: one forward of the denoiser, and one clip decoded."""
+    heads = {"num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32, "caption_channels": 32}
+    audio = {"audio_num_attention_heads": 2, "audio_attention_head_dim": 8, "audio_cross_attention_dim": 16}
+    monkeypatch.setattr(comparisons, "TRANSFORMER", {**comparisons.TRANSFORMER, **heads, **audio})
+    widths = {"block_out_channels": (8, 8, 8, 8), "decoder_block_out_channels": (8, 16, 32)}
+    monkeypatch.setattr(comparisons, "VAE", {**comparisons.VAE, **widths})
+    monkeypatch.setattr(comparisons, "ROUNDS", 1)
+    for measure in (comparisons.denoiser_step, comparisons.video_decode):
+        row = measure(tmp_path)
+        assert min(*row.ours, *row.theirs) > 0
+        assert re.fullmatch(r"\| .*, diffusers (\| [0-9.]+ ){2}\| .* \(.* to .*\) \|", str(row))
 
 
 @pytest.mark.slow

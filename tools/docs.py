@@ -94,7 +94,7 @@ def fit_table() -> Iterator[str]:
 
 def native(plan: Plan, machine: Machine) -> Plan:
     """The plan with the attention that runs on the machine: cuDNN may be missing where this program runs."""
-    attention = NATIVE[machine.devices[0].platform]
+    attention = NATIVE[machine.devices[0].platform][0]
     stages = (replace(stage, sharding=replace(stage.sharding, attention=attention)) for stage in plan.stages)
     return replace(plan, sharding=replace(plan.sharding, attention=attention), stages=tuple(stages))
 
