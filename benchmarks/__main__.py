@@ -166,7 +166,7 @@ WAYS: dict[str, int | None] = {"in chunks, as to a TPU or GPU": CHUNK_BYTES, "as
 
 def loading_memory(folder: Path) -> str:
     """The memory that loading the same file takes beyond the weights, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.loading", folder / "model.safetensors"]
+    command = [sys.executable, "-m", "benchmarks.loading", str(folder / "model.safetensors")]
     said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     beyond = "{chunks:.0f} MB of memory beyond the weights' in chunks, {cpu:.0f} MB as on a CPU".format(
         **{way: size / 1e6 for way, size in said["beyond"].items()}

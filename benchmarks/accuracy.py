@@ -19,7 +19,7 @@ from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.core.decode import decode
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import run_phases
-from ltx2_cli.core.state import RunState
+from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
@@ -110,10 +110,12 @@ def clips(**keys: object) -> list[Clip]:
     components, report = load(first), Report()
     for seed, prompt in enumerate(prompts):
         spec = replace(first.spec, prompt=prompt, seed=(seed,))
-        plan = replace(first, spec=spec, prompts=(prompt, *first.prompts[1:]), seeds=(seed,))
+        read = prompt, *first.prompts[1:]
+        plan = replace(first, spec=spec, prompts=read, texts=((prompt,),), seeds=(seed,))
         *_, state = run_phases(plan, RunState(), components, report)
-        (media,) = decode(plan, state.latents, plan.seeds, components, report)
-        made.append(Clip(Streams(*map(np.asarray, state.latents)), media.frames))
+        latents = all_latents(state)
+        (media,) = decode(plan, latents, plan.seeds, components, report)
+        made.append(Clip(Streams(*map(np.asarray, latents)), media.frames))
     return made
 
 

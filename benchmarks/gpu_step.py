@@ -161,11 +161,13 @@ def started(side: str, tiny: bool) -> subprocess.Popen[str]:
 
 def seconds_of(sides: Sequence[str], clips: Sequence[RequestLayers], tiny: bool) -> dict[tuple[str, int], float]:
     """A step of each clip on these sides, which take turns; the first turn compiles."""
-    found, (rounds, _) = defaultdict(list), repetitions(tiny)
+    found, (rounds, _) = defaultdict[tuple[str, int], list[float]](list), repetitions(tiny)
     with ExitStack() as running:
         processes = {side: running.enter_context(started(side, tiny)) for side in sides}
         for clip, turn in product(clips, range(1 + rounds)):
             for side, process in processes.items():
+                assert process.stdin
+                assert process.stdout
                 process.stdin.write(json.dumps(clip) + "\n")
                 process.stdin.flush()
                 said = float(process.stdout.readline())
@@ -176,7 +178,7 @@ def seconds_of(sides: Sequence[str], clips: Sequence[RequestLayers], tiny: bool)
 def lines(tiny: bool, room: float) -> Iterator[str]:
     """The table in Markdown."""
     groups = [SIDES] if room > ROOM_FOR_BOTH else [[side] for side in SIDES]
-    clips, seconds = [asked(tiny, passes) for passes in PASSES], {}
+    clips, seconds = [asked(tiny, passes) for passes in PASSES], dict[tuple[str, int], float]()
     order = "in alternation" if len(groups) == 1 else "one side after the other"
     rounds, steps = repetitions(tiny)
     yield f"{rounds} rounds of {steps} steps, {order}, medians"

@@ -8,6 +8,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,12 @@ LAYERS = 2  # of 48: 2.4 GB
 
 def denoiser() -> Transformer:
     """LTX-2.3's denoiser at its full width, in bfloat16, with few of its layers."""
-    modulated = {"gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True}
+    modulated: dict[str, Any] = {
+        "gated_attn": True,
+        "audio_gated_attn": True,
+        "cross_attn_mod": True,
+        "audio_cross_attn_mod": True,
+    }
     return Transformer(Scope("bfloat16"), TransformerArch(**modulated, use_prompt_embeddings=False, num_layers=LAYERS))
 
 

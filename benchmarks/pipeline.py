@@ -166,7 +166,7 @@ SIDES: dict[str, Callable[[Path], None]] = {"ours": ours, "theirs": theirs}
 def measure(side: str, folder: Path) -> tuple[float, float]:
     """Seconds of a process that makes one clip from the checkpoint in `folder`, and the most GB that it held."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.pipeline", side, folder]
+    command = [sys.executable, "-m", "benchmarks.pipeline", side, str(folder)]
     done = subprocess.run(command, capture_output=True, check=True)
     return time.perf_counter() - began, int(done.stdout) / 1e9
 

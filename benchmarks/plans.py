@@ -134,10 +134,10 @@ def least_seconds(plan: Plan, phase_seconds: dict[str, float]) -> dict[str, floa
     device = chip(plan.sharding.mesh.devices.flat[0].device_kind)
     assert device
     if decoder := plan.networks.diffusion_decoder:
-        _, _, *size = plan.latent_shapes.video
+        _, _, frames, height, width = plan.latent_shapes.video
         tiles = plan.decoding.tiles
         assert isinstance(tiles, PixelTiles)
-        whole, tile = diffusion_decoder_flops(decoder, tiles, tuple(size))
+        whole, tile = diffusion_decoder_flops(decoder, tiles, (frames, height, width))
         return dict(zip(TILED, (whole / device.flops, tile / device.flops), strict=True))
     decoding = [flops / device.flops for flops in decoding_flops(plan)]
     return dict(zip(PROGRAMS, [*(phase_seconds[phase] for phase in PHASES.values()), *decoding], strict=True))
@@ -167,8 +167,8 @@ def measure(name: str) -> dict[str, Any]:
     row["compile_seconds"] = alone(compile_seconds, name)
     said = alone(planned, name)
     floor = said["roofline_seconds"]["compute"] * said["cycles"]["hertz"]
-    kept = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "sent_seconds", "waiting_seconds")}
-    return {**row, "mesh": said["sharding"]["mesh"], "floor": floor, **kept}
+    others = {key: said[key] for key in ("cycles", "memory", "sent_bytes", "sent_seconds", "waiting_seconds")}
+    return {**row, "mesh": said["sharding"]["mesh"], "floor": floor, **others}
 
 
 def line(name: str, row: dict[str, Any]) -> str:

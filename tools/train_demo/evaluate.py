@@ -84,7 +84,8 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
     with TemporaryDirectory() as folder:
         for prompt, seed in asked:
             spec = replace(first.spec, prompt=prompt, seed=(seed,))
-            plan = replace(first, spec=spec, prompts=(prompt, *first.prompts[1:]), seeds=(seed,))
+            prompts = prompt, *first.prompts[1:]
+            plan = replace(first, spec=spec, prompts=prompts, texts=((prompt,),), seeds=(seed,))
             (media,) = run(plan, components)
             clip = Path(folder) / "clip.mp4"
             write_mp4(media, clip)
