@@ -148,6 +148,16 @@ def test_the_fused_kernel_equals_the_definition_in_parts_that_fit(monkeypatch: p
     check_whole(kernel, [drawn(keys, keys, 2, LANES, dtype, rows=2, perturbed=True)], dtype)
 
 
+def test_the_fused_kernel_fills_up_the_turns_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a core with room for the smallest blocks, 3,300 keys are seven blocks of 512: two turns of four."""
+    dtype, keys = "bfloat16", 3300
+    room = fused.vmem_needed(fused.INTERPRETED[-1], keys, np.dtype(dtype).itemsize)
+    monkeypatch.setattr(fused, "vmem_bytes", lambda device: room)
+    case = context_of(keys, LANES, dtype)
+    check_whole(AttentionBackend.fused, [case], dtype)
+    check_part(AttentionBackend.fused, case, 1700, dtype)
+
+
 @pytest.mark.parametrize("kernel", ON_CPU)
 def test_a_part_without_valid_keys_has_no_weight(kernel: AttentionBackend) -> None:
     case = context_of(130, 64, "float32")

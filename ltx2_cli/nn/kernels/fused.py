@@ -36,7 +36,7 @@ STORE_CHUNK = 2048  # keys that are stored at a time
 LOG2_E = math.log2(math.e)
 BOUND = 90.0  # of the logarithm of a power: 2^±90, and sums of many such with values beside them, fit float32
 ROUNDED = 1 + 2**-7  # more than rounding to bfloat16 takes off
-INTERPRETED = BlockSizes(1024, 3072, 2), BlockSizes(512, 512, 4)  # where the device is no TPU
+INTERPRETED = BlockSizes(1024, 3072, 5), BlockSizes(512, 512, 4)  # where the device is no TPU
 
 
 class Blocks(NamedTuple):
@@ -70,7 +70,8 @@ class Sizes(NamedTuple):
     keys: int
     query_block: int
     key_block: int
-    unroll: int  # blocks of keys in a turn of the loop, at most
+    turns: int  # of the loop over keys
+    unroll: int  # blocks of keys in a turn
     all_valid: bool  # whether all keys count
 
     @property
@@ -80,8 +81,8 @@ class Sizes(NamedTuple):
 
     @property
     def padded_keys(self) -> int:
-        """Keys in whole blocks."""
-        return _up(self.keys, self.key_block)
+        """Keys in whole turns."""
+        return self.turns * self.unroll * self.key_block
 
 
 def attend_fused(operands: Operands, heads: int, valid: jax.Array | None) -> PartialAttention:
@@ -194,13 +195,14 @@ def fused_attention(
     weighs_keys = blocks.key_weights is not None
     chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys)
     assert chosen
-    key_block = _block(keys, chosen.keys, LANES)
+    # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
+    most_unrolled = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
+    turns, unroll = _turns(-(-keys // chosen.keys), most_unrolled)
+    key_block = _up(-(-keys // (turns * unroll)), LANES)
     # As many scores as of one head, of all heads of a block of lanes.
     most = chosen.queries * chosen.keys // (LANES // head_dim * key_block) // BF16_SUBLANES * BF16_SUBLANES
     query_block = _block(queries, min(chosen.queries, max(most, BF16_SUBLANES)), BF16_SUBLANES)
-    # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
-    unroll = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
-    sizes = Sizes(head_dim, queries, keys, query_block, key_block, unroll, valid is None)
+    sizes = Sizes(head_dim, queries, keys, query_block, key_block, turns, unroll, valid is None)
     needed = partial(vmem_needed, chosen, keys, dtype.itemsize, weighs_keys=weighs_keys)
     buffers = 2 if needed(2) <= vmem_bytes(device) else 1
     specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
@@ -247,6 +249,16 @@ def _up(length: int, step: int) -> int:
 def _block(length: int, most: int, step: int) -> int:
     """The length of blocks of at most `most` tokens, a multiple of `step` that pads few."""
     return _up(-(-length // -(-length // most)), step)
+
+
+def _turns(blocks: int, most: int) -> tuple[int, int]:
+    """The turns of a loop over at least so many blocks, and the blocks of a turn: at most `most`, and three or more
+    where that takes a few smaller blocks, since the matrix unit waits between two turns."""
+    unrolled = {
+        number: max(of for of in range(1, most + 1) if number % of == 0) for number in range(blocks, 2 * blocks)
+    }
+    number = next(number for number, of in unrolled.items() if of >= min(3, most, number))
+    return number // unrolled[number], unrolled[number]
 
 
 def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
@@ -387,7 +399,6 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
     """The shift of each query's scores, [queries, 1]; and the sums over all keys of their powers times the values and,
     beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
-    blocks = sizes.padded_keys // sizes.key_block
 
     def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
@@ -397,7 +408,7 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
                 carry = body(carry, _product(queries, scratch.keys[part], 1, exact), part)
             return carry
 
-        return jax.lax.fori_loop(0, blocks // unroll, step, start)
+        return jax.lax.fori_loop(0, sizes.turns * sizes.unroll // unroll, step, start)
 
     def larger(largest: jax.Array, scores: jax.Array, _: Any) -> jax.Array:
         return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
@@ -408,8 +419,7 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
 
     bounded = jnp.max(max_norm_bound(queries)) * scratch.max_key_norm[0] <= BOUND**2
     shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + MASKED, 1))
-    unroll = max(number for number in range(1, sizes.unroll + 1) if blocks % number == 0)
-    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), unroll)
+    return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), sizes.unroll)
 
 
 def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Array:
