@@ -17,7 +17,19 @@ SIDE_BY_SIDE = "hstack,scale=768:-2:flags=lanczos"
 
 def generate(request: tuple[str, ...], clip: Path) -> Path:
     """A clip of the demo model. Exits with the command's own error."""
-    command = [sys.executable, "-m", "ltx2_cli", "generate", "--model", "demo", "--seed", "1", *request, "-o", clip]
+    command = [
+        sys.executable,
+        "-m",
+        "ltx2_cli",
+        "generate",
+        "--model",
+        "demo",
+        "--seed",
+        "1",
+        *request,
+        "-o",
+        str(clip),
+    ]
     if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(code)
     return clip

@@ -59,9 +59,9 @@ def documented(torch_index: str) -> Iterator[Case]:
             commands.setdefault(tuple(words), []).append(str(place.relative_to(ROOT)))
     if missing := INSTALLING - {place for places in commands.values() for place in places}:
         sys.exit(f"error: no install command is found in {', '.join(sorted(missing))}")
-    for words, places in commands.items():
-        arguments = tuple(word.replace(TORCH_INDEX, torch_index) for word in words)
-        yield Case(f"pip install {shlex.join(words)} ({', '.join(places)})", arguments, build="+cpu")
+    for typed, places in commands.items():
+        arguments = tuple(word.replace(TORCH_INDEX, torch_index) for word in typed)
+        yield Case(f"pip install {shlex.join(typed)} ({', '.join(places)})", arguments, build="+cpu")
 
 
 def write_torch_index(folder: Path) -> str:
@@ -81,7 +81,7 @@ def write_torch_index(folder: Path) -> str:
 def resolve(pip: Path, case: Case) -> str:
     """What pip would install, in a line. Exits where it finds nothing, or another build of torch."""
     report = Path(mkdtemp(dir=pip.parent)) / "report.json"
-    command = [pip, *DRY, "--report", report, *case.arguments]
+    command = [str(pip), *DRY, "--report", str(report), *case.arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         sys.exit("\n".join([*done.stdout.splitlines()[-LINES:], f"error: does not resolve: {case.meaning}"]))
@@ -98,7 +98,7 @@ def main() -> None:
         venv.create(folder / "venv", with_pip=True)
         pip = folder / "venv/bin/pip"
         # The pip that comes with Python 3.11 downloads every wheel in a dry run too.
-        upgrade = [pip, "install", "--isolated", "--quiet", "--retries=2", "--upgrade", "--force-reinstall", "pip"]
+        upgrade = [str(pip), "install", "--isolated", "--quiet", "--retries=2", "--upgrade", "--force-reinstall", "pip"]
         if subprocess.run(upgrade, check=False).returncode:
             sys.exit("error: PyPI cannot be asked, so nothing is known")
         cases = [*extras(folder / "target"), *documented(write_torch_index(folder / "index"))]

@@ -111,8 +111,8 @@ OUTPUTS = (
     "clips/new.mp4",
     "no/such/new.mp4",
     ".",
+    *("loop.mp4", "{seed}.mp4", "{prompt}.mp4", "{nothing}.mp4", "new.safetensors", "new.json"),
 )
-OUTPUTS += ("loop.mp4", "{seed}.mp4", "{prompt}.mp4", "{nothing}.mp4", "new.safetensors", "new.json")
 STRONG, STRENGTHS = {"image", "video", "reference", "lora"}, ("",) * 9 + (":0.5", "@-1", "@0:0.5", "@99", ":x")
 NEEDED = {"start", "stop", "seconds", "vary"}
 WRITTEN = {"output", "save_latents", "preview", "perf_dump", "sheet", "files"}
@@ -140,11 +140,11 @@ class Case(NamedTuple):
 
 def commands() -> dict[tuple[str, ...], Any]:
     """All commands, those of groups too, by the words that name them."""
-    top = get_command(app).commands
-    inner = {
+    top: dict[str, Any] = vars(get_command(app))["commands"]
+    inner: dict[tuple[str, ...], Any] = {
         (name, word): each for name, group in top.items() for word, each in vars(group).get("commands", {}).items()
     }
-    return {(name,): each for name, each in top.items() if "commands" not in vars(each)} | inner
+    return {**{(name,): each for name, each in top.items() if "commands" not in vars(each)}, **inner}
 
 
 def value(random: Random, files: list[str], parameter: Any) -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,8 +46,8 @@ def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str,
     from ltx2_cli.weights.published import UPSAMPLER
     from tools.train_demo import audio, clips, denoiser, upsampler, video_vae
 
-    of_video = (courses[name] for name in ("pieces", "frames", "moving", "video_vae", "decoder", "large"))
-    vae = video_vae.trained(*of_video, out)
+    of_video = {name: courses[name] for name in ("pieces", "frames", "moving", "decoder", "large")}
+    vae = video_vae.trained(**of_video, clips=courses["video_vae"], out=out)
     audio_vae = audio.trained_vae(courses["audio_vae"], out)
     vocoder = audio.trained_vocoder(courses["vocoder"], audio_vae, out)
     vae, audio_vae = clips.with_statistics(vae, audio_vae, max(1, round(share * clips.MEASURED)))
@@ -62,7 +62,7 @@ def trained_further(start: Path, courses: "dict[str, Course]", share: float, out
     """The networks in the folder `start`: the video decoder after the course `large`, the denoiser after `brief`."""
     from tools.train_demo import clips, denoiser, shipped, video_vae
 
-    networks = shipped.read_networks(start)
+    networks: dict[str, Any] = {**shipped.read_networks(start)}
     networks["vae"] = video_vae.decoder_trained(courses["large"], networks["vae"], out, video_vae.BOTH_SIZES)
     small, large = clips.of_both_sizes(share, networks["vae"], networks["audio_vae"], out)
     learned = denoiser.briefly_trained(courses["brief"], shipped.as_denoiser(networks), small, large, out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.spectrogram import crop_or_pad, log_mel, resample
-from ltx2_cli.models.vocoder import LEAST_MEL, VocoderWithBWE
+from ltx2_cli.models.vocoder import LEAST_MEL, VocoderWithBWE, VocoderWithBWEArch
 from ltx2_cli.weights.declare import Scope, Weight, map_weights
 from tools.train_demo.arch import ARCH
 from tools.train_demo.initial import initial, with_spectra
@@ -88,5 +88,7 @@ def _spectral(made: jax.Array, wanted: jax.Array) -> jax.Array:
 
 def trained_vocoder(course: Course, vae: AudioVAE, out: Path) -> VocoderWithBWE:
     """The vocoder at the end of its course."""
-    vocoder = with_spectra(initial(VocoderWithBWE(Scope("float32"), ARCH.vocoder, clamp=False), seed=3), ARCH.vocoder)
+    arch = ARCH.vocoder
+    assert isinstance(arch, VocoderWithBWEArch)
+    vocoder = with_spectra(initial(VocoderWithBWE(Scope("float32"), arch, clamp=False), seed=3), arch)
     return train(course, vocoder, partial(vocoder_loss, vae), partial(draw, clips=PIECES), out)

@@ -161,13 +161,13 @@ def _named(colour: str) -> tuple[str, ...]:
 
 
 def _one_of(words: Sequence[str], rng: np.random.Generator) -> str:
-    return words[rng.integers(len(words))]
+    return words[int(rng.integers(len(words)))]
 
 
 def words_of(scene: Scene, rng: np.random.Generator) -> str:
     """One to three of a scene's words, as negative prompts have them."""
-    tables = (SIZES[scene.size], _named(scene.colour), SHAPES[scene.shape], MOTIONS[scene.motion])
-    tables += (_named(scene.background),)
+    tables = [SIZES[scene.size], _named(scene.colour), SHAPES[scene.shape], MOTIONS[scene.motion]]
+    tables.append(_named(scene.background))
     chosen = rng.permutation(len(tables))[: rng.integers(1, 4)]
     return ", ".join(_one_of(tables[number], rng) for number in chosen)
 

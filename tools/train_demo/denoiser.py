@@ -105,7 +105,9 @@ def _described(scene: Scene, rng: np.random.Generator) -> str:
     return caption(scene, rng, omit=0.9 if chance > 0.85 else 0.1, brief=chance > 0.75).text
 
 
-def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, dict]:
+def loss(
+    pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """How far velocities are from noise minus latents, squared (arXiv:2210.02747)."""
     clean, sigma = Streams(batch["video"], batch["audio"]), batch["sigma"]
     noise = Streams(*(jax.random.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(clean)))
@@ -118,11 +120,12 @@ def loss(pixels: int, denoiser: Denoiser, batch: dict[str, jax.Array], key: jax.
 
 def both_losses(
     weights: Mapping[int, float], denoiser: Denoiser, batches: dict[int, Any], key: jax.Array
-) -> tuple[jax.Array, dict]:
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The weighted sum of the losses of batches, both by their clips' pixels."""
     each = {pixels: loss(pixels, denoiser, batch, jax.random.fold_in(key, pixels)) for pixels, batch in batches.items()}
     figures = {f"{name}_{pixels}": x for pixels, (_, said) in each.items() for name, x in said.items()}
-    return sum(weights[pixels] * total for pixels, (total, _) in each.items()), figures
+    total = jnp.sum(jnp.stack([weights[pixels] * own for pixels, (own, _) in each.items()]))
+    return total, figures
 
 
 def trained(courses: dict[str, Course], small: Clips, large: Clips, out: Path) -> Denoiser:

@@ -79,7 +79,7 @@ def held_out_briefly(count: int) -> Iterator[tuple[Scene, Caption]]:
 def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> Iterator[Seen]:
     """What is to be seen and heard in the clip of each prompt and seed, otherwise asked for by `request`."""
     prompt, seed = asked[0]
-    first = resolve(read_spec({"prompt": prompt, "seed": seed, "model": "demo", "keep_resident": True} | request))
+    first = resolve(read_spec({"prompt": prompt, "seed": seed, "model": "demo", "keep_resident": True, **request}))
     components = load(first)
     with TemporaryDirectory() as folder:
         for prompt, seed in asked:

@@ -75,7 +75,7 @@ def filmed(variant: Variant, count: int, request: Mapping[str, Any]) -> Iterator
         folder = Path(name)
         for seed, (scene, prompt) in enumerate(asked(count, variant.hidden)):
             write_files(scene, variant.pixels, folder)
-            wanted = {"model": "demo", "keep_resident": True, "prompt": prompt, "seed": seed} | request
+            wanted = {"model": "demo", "keep_resident": True, "prompt": prompt, "seed": seed, **request}
             plan = resolve(read_spec(wanted | request_of(variant, folder)))
             components = components or load(plan)
             (made,) = run(plan, components)

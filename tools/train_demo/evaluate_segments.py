@@ -36,7 +36,8 @@ def changes(count: int) -> Iterator[tuple[Scene, Scene, str, str]]:
             for names, own in ((COLOURS, before.colour), (PITCHES, before.pitch))
         )
         after = replace(before, colour=str(colour), pitch=str(pitch))
-        yield before, after, *(caption(scene, rng, omit=0).text for scene in (before, after))
+        first, second = (caption(scene, rng, omit=0).text for scene in (before, after))
+        yield before, after, first, second
 
 
 def judged(before: Scene, after: Scene, clip: Media) -> dict[str, bool | None]:
@@ -66,7 +67,7 @@ def segment_figures(name: str, count: int, request: Mapping[str, Any]) -> dict[s
         for seed, (before, after, first, second) in enumerate(changes(count)):
             apart = {"prompt": first, "segments": [{"start": CHANGE, "prompt": second}]}
             texts = apart if SEGMENTS[name] else {"prompt": f"{first}, then {second}"}
-            plan = resolve(read_spec({"model": "demo", "keep_resident": True, "seed": seed} | texts | request))
+            plan = resolve(read_spec({"model": "demo", "keep_resident": True, "seed": seed, **texts, **request}))
             components = components or load(plan)
             components.adopt(plan)
             (made,) = run(plan, components)

@@ -108,7 +108,7 @@ def shares(
 
 def means(judged: Sequence[Mapping[str, bool | None]]) -> dict[str, float]:
     """Of the answers to each question that are not None, the share that is true; NaN where all are None."""
-    known = {key: [each[key] for each in judged if each[key] is not None] for key in judged[0]}
+    known = {key: [answer for each in judged if (answer := each[key]) is not None] for key in judged[0]}
     return {key: round(float(np.mean(answers)), 3) if answers else float("nan") for key, answers in known.items()}
 
 

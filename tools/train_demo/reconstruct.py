@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ltx2_cli.models.audio_vae import AudioVAE
 from ltx2_cli.models.open_checkpoint import open_folder
 from ltx2_cli.models.video_vae import VideoVAE
-from ltx2_cli.models.vocoder import VocoderWithBWE
+from ltx2_cli.models.vocoder import VocoderWithBWE, VocoderWithBWEArch
 from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import locate_or_download
 from ltx2_cli.weights.load import load_weights
@@ -31,6 +31,7 @@ def given_back(checkpoint: str, count: int) -> dict[str, float]:
     place, scope = (lambda weight: NamedSharding(device, PartitionSpec())), Scope("float32")
     vae = load_weights(VideoVAE(scope, found.arch.vae), found.files["vae"], place)
     audio_vae = load_weights(AudioVAE(scope, found.arch.audio_vae), found.files["audio_vae"], place)
+    assert isinstance(found.arch.vocoder, VocoderWithBWEArch)
     vocoder = load_weights(VocoderWithBWE(scope, found.arch.vocoder, clamp=True), found.files["vocoder"], place)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     # weights are arguments: as constants, XLA would compute with them while it compiles

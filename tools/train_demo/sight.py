@@ -138,7 +138,7 @@ def _best_drawing(cover: np.ndarray, centre: np.ndarray, area: float) -> str | N
 def _unit_area(shape: str) -> float:
     """The area of a shape of radius 1."""
     grid = (np.arange(800) + 0.5) / 200 - 2
-    return float(np.mean(outside(shape, grid[None, :], grid[:, None], np.float64(1)) < 0) * 16)
+    return float(np.mean(outside(shape, grid[None, :], grid[:, None], np.ones(1)) < 0) * 16)
 
 
 def _edge_width(frames: np.ndarray, ground: np.ndarray, colour: np.ndarray, cover: np.ndarray) -> float:

@@ -86,7 +86,8 @@ def train(
         if (number + 1) % course.keep_every == 0 or number + 1 == course.steps:
             means = {key: round(float(np.mean([each[key] for each in figures])), 5) for key in said}
             line = {"step": number + 1, "seconds": round(time.time() - begun, 1), **means}
-            keep_state(Training(*trees, number + 1), out / f"{course.name}.npz")
+            values, averaged, moments = trees
+            keep_state(Training(values, averaged, moments, number + 1), out / f"{course.name}.npz")
             with (out / f"{course.name}.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
             print(course.name, line, flush=True)
@@ -142,4 +143,5 @@ def restored(state: Training, path: Path) -> Training:
     trees = (state.weights, state.averaged, state.optimiser)
     with np.load(path) as kept:
         leaves = [jnp.asarray(kept[f"arr_{i}"]) for i in range(len(jax.tree.leaves(trees)))]
-        return Training(*jax.tree.unflatten(jax.tree.structure(trees), leaves), int(kept["step"]))
+        values, averaged, moments = jax.tree.unflatten(jax.tree.structure(trees), leaves)
+        return Training(values, averaged, moments, int(kept["step"]))

@@ -3,8 +3,10 @@
 Lengths are fractions of the frame, x to the right and y downwards; times are seconds.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -91,10 +93,11 @@ def draw_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
 
 def plain(scene: Scene) -> Scene:
     """`scene` with what a caption need not say."""
-    return replace(scene, **{name: value for name, value in UNSAID.items() if name != "motion"})
+    unsaid: dict[str, Any] = {name: value for name, value in UNSAID.items() if name != "motion"}
+    return replace(scene, **unsaid)
 
 
-def _one_of(rng: np.random.Generator, names: object) -> str:
+def _one_of(rng: np.random.Generator, names: Iterable[str]) -> str:
     listed = list(names)
     return listed[rng.integers(len(listed))]
 
@@ -172,9 +175,9 @@ def record_sound(scene: Scene) -> np.ndarray:
     """A scene's sound, float32 [samples, 2] at 48 kHz: a tone that pans with the shape, and a click at each contact."""
     times = np.arange(round(DURATION * SAMPLING_RATE)) / SAMPLING_RATE
     where = path(scene, times)
-    level = LOUDNESS[scene.loudness] * (0.4 if scene.motion == "bounce" else 1)
+    level = np.full(len(times), LOUDNESS[scene.loudness] * (0.4 if scene.motion == "bounce" else 1))
     if scene.motion == "grow":
-        level = level * (0.2 + 0.8 * times / DURATION)
+        level *= 0.2 + 0.8 * times / DURATION
     tone = level * np.sin(2 * np.pi * frequencies(scene, times) * times)
     pan = panning(where.centres[:, 0])
     sound = np.sqrt(2) * tone[:, None] * np.stack([np.cos(pan), np.sin(pan)], axis=-1)
