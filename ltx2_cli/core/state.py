@@ -57,15 +57,16 @@ def join_states(states: Sequence[RunState], contexts: Mapping[str, Streams[Any]]
 
 def split_state(joint: RunState, contexts: Sequence[Mapping[str, Streams[Any]]]) -> list[RunState]:
     """The states of the first runs of a batch, each with its video and contexts; all on the host."""
+    current = joint.current and Streams(*map(np.asarray, joint.current))
 
     def of_row(streams: Streams[Any] | None, row: slice) -> Streams[Any] | None:
-        return streams and Streams(*(np.asarray(stream)[row] for stream in streams))
+        return streams and Streams(*(stream[row] for stream in streams))
 
     return [
         replace(
             joint,
             latents=of_row(joint.latents, row),
-            current=of_row(joint.current, row),
+            current=of_row(current, row),
             contexts=own,
             history=joint.history[row],
             behind=None if joint.behind is None else joint.behind[row],

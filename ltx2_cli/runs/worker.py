@@ -269,8 +269,8 @@ class Worker:
         try:
             self._denoise_batch(plan, runs, phase)
         except FAILURES as error:
-            lines = ", ".join(str(run.job.line) for run in runs)
-            self.session.report.note(f"{self.jobs.unit}s {lines} failed in one batch, each is made alone: {error}")
+            lines, said = ", ".join(str(run.job.line) for run in runs), "; ".join(str(error).splitlines())
+            self.session.report.note(f"{self.jobs.unit}s {lines} failed in one batch, each is made alone: {said}")
             for run in runs:
                 assert run.alone
                 assert run.state
