@@ -15,6 +15,7 @@ from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.flops import roofline
 from ltx2_cli.estimate.offline import slices, topology
 from ltx2_cli.plan.resolve import plan_offline
+from ltx2_cli.request.spec import AttentionBackend
 
 
 @needs_libtpu
@@ -51,13 +52,13 @@ def test_slices_of_a_chip_are_ordered_by_size():
 
 
 @needs_libtpu
-@pytest.mark.parametrize(("name", "kernel"), [("v6e:2x4", "fused"), ("tpu7x:2x2x1", "splash")])
-def test_a_plan_says_where_a_clip_is_too_long_for_the_fused_kernel(name: str, kernel: str):
+@pytest.mark.parametrize("name", ["v6e:2x4", "tpu7x:2x2x1"])
+def test_no_clip_is_too_long_for_the_fused_kernel(name: str):
+    """Seven seconds: 42,840 tokens, more than a core of a TPU v7x holds at once."""
     size = {"width": 1920, "height": 1088, "num_frames": 161}
     plan = plan_offline(read_spec(size, prompt="rain", model="ltx2.3"), topology(name))
-    assert plan.sharding.attention == kernel
-    said = "\n".join(estimate_plan(plan).warnings)
-    assert ("attention is computed by splash, which is slower: the fused kernel" in said) == (kernel == "splash")
+    assert plan.sharding.attention is AttentionBackend.fused
+    assert not [said for said in estimate_plan(plan).warnings if "attention" in said]
 
 
 @needs_cuda
