@@ -201,7 +201,7 @@ class Worker:
                     own = [replace(batch, runs=[run for run in batch.runs if self._lock(run, locks)]) for batch in some]
                     runs = [run for batch in own for run in batch.runs]
                     with components.keeping(DENOISERS):
-                        for phase in sorted({*phases, len(first.plan.phases)}):
+                        for phase in sorted({*phases, *(len(batch.plan.phases) for batch in own if batch.plan)}):
                             for batch in own:
                                 self._advance_batch(batch, phase, phases)
                         if beside:
@@ -252,7 +252,7 @@ class Worker:
         """Advance a batch to a phase; a run alone only to `phases`."""
         by_place = dict[tuple[int, ...], list[Run]]()
         for run in batch.runs:
-            if run.alone and run.state and run.state.phase < phase:
+            if run.alone and run.state and run.state.phase < min(phase, len(run.plan.phases)):
                 by_place.setdefault((run.state.phase, run.state.batch, run.state.step), []).append(run)
         for runs in by_place.values():
             assert batch.plan
