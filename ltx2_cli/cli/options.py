@@ -78,7 +78,7 @@ CompileCache = Annotated[
     ),
 ]
 PreviewFile = Annotated[File, option(FILES, "PNG preview of the clip, updated after every tenth of the steps.")]
-NumVideos = Annotated[Count, option(SIZE, "Batch size: clip i uses seed + i.")]
+NumVideos = Annotated[Count, option(SIZE, "Videos of a request, made at once: clip i uses seed + i.")]
 Json = Annotated[bool, option(None, "Print JSON.", "--json")]
 
 
