@@ -20,18 +20,19 @@ from ltx2_cli.core.report import LOAD, Timings
 from ltx2_cli.core.run import START, advance, open_components, with_contexts
 from ltx2_cli.core.run_saver import NEVER, RunSaver
 from ltx2_cli.core.saved_run import RunGoal
-from ltx2_cli.core.state import OnProgress, RunState, ignore_progress, join_states, split_state
-from ltx2_cli.errors import DoesNotFitError, InterruptedRunError, RunError, StorageError, UsageError
+from ltx2_cli.core.state import OnProgress, RunState, ignore_progress
+from ltx2_cli.errors import DoesNotFitError, RunError, StorageError, UsageError
 from ltx2_cli.estimate.alternatives import Request, available_memory
 from ltx2_cli.estimate.phases import CONNECT, ENCODE
 from ltx2_cli.interrupts import StopRequest
 from ltx2_cli.models.networks import DENOISER, TEXT_ENCODER
 from ltx2_cli.parallel.devices import find_devices
-from ltx2_cli.plan.batching import batch_key, fill, joint_contexts, joint_plan, member_plan
+from ltx2_cli.plan.batching import batch_key, joint_plan, member_plan
 from ltx2_cli.plan.conditions import read_input_videos
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
 from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
 from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.advance_together import advance_together
 from ltx2_cli.runs.batch_size import choose_batch_size, in_batch, kept_batch_size
 from ltx2_cli.runs.execute import resumable, run_plan
 from ltx2_cli.runs.finished_clips import check_same, is_done, owned_files, unfinished_state
@@ -177,7 +178,7 @@ class Worker:
             by_key.setdefault((not alone and batch_key(run.spec)) or id(run), []).append(run)
         for alike in by_key.values():
             request, begun = alike[0].request, max(kept[id(run)] for run in alike)
-            asked = begun or self.jobs.settings.batch_size
+            asked = self.jobs.settings.batch_size or begun or None
             size, fraction = choose_batch_size(request, max(len(alike), begun), asked)
             if size == 1:
                 batches += [RunBatch([run]) for run in alike]
@@ -279,29 +280,16 @@ class Worker:
             run.seconds += (monotonic() - began) / len(runs)
 
     def _denoise_batch(self, plan: Plan, runs: Sequence[Run], phase: int) -> None:
-        members, stop = [run.plan for run in runs], StopRequest()
-        states = [run.state for run in runs if run.state]
-        contexts = [state.contexts for state in states]
+        members, states, stop = [run.plan for run in runs], [run.state for run in runs if run.state], StopRequest()
         savers = [replace(self._saver(run), stop=stop, preview=ignore_progress) for run in runs]
         joint = replace(joint_plan(plan, members), input_videos=savers[0].plan.input_videos)
         preview = self._previewed(joint)
-
-        def keep(progress: RunState) -> None:
-            parts = list(zip(savers, split_state(progress, contexts), strict=True))
-            if stopped := [error for part in parts if (error := _stopped(*part))]:
-                for part in parts:  # also those that were asked before the stop
-                    _stopped(*part)
-                raise stopped[0]
-            preview(progress)
-
-        together = joint_contexts(members, contexts, plan.batch_size)
-        state = join_states(fill(states, plan.batch_size), together)
         assert self.components
         self.components.adopt(joint)
         with resumable(savers[0]):
-            state = advance(joint, self.components, state, phase, runs[0].timings, keep)
-        for run, saver, own in zip(runs, savers, split_state(state, contexts), strict=True):
-            run.state = own
+            advanced = advance_together(joint, members, states, self.components, phase, savers, preview)
+        for run, saver, state in zip(runs, savers, advanced, strict=True):
+            run.state = state
             self._notice_storage(saver)
 
     def _advance(self, run: Run, phase: int) -> None:
@@ -385,15 +373,6 @@ class Worker:
         assert self.components
         self.components.adopt(run.plan)
         return self.components
-
-
-def _stopped(saver: RunSaver, state: RunState) -> InterruptedRunError | None:
-    """The interruption that a saver raises, if any."""
-    try:
-        saver(state)
-    except InterruptedRunError as error:
-        return error
-    return None
 
 
 def _networks_in_memory(plan: Plan) -> object:

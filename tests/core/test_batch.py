@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import run
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -52,6 +52,7 @@ NONE = DeviceMemory(0, 0, 0)
 ROOM = 2**20  # bytes of a disk for some clips
 IN_CONTEXT = {"reference_downscale_factor": "2"}  # metadata of a LoRA that follows references
 Results = list[dict[str, Any]]
+T = TypeVar("T")
 Run = Callable[..., tuple[int, Results, str]]
 
 
@@ -438,24 +439,29 @@ def test_jobs_that_are_denoised_in_a_batch_equal_each_alone(batch: Run, sharding
     np.testing.assert_allclose(together, alone, rtol=0, atol=2e-5 * np.abs(alone).max())
 
 
+def stopped_at(name: str, monkeypatch: pytest.MonkeyPatch, run: Callable[[], T]) -> T:
+    """A batch that is stopped after the first step of the job that keeps its progress in the file `name`."""
+    measure = RunSaver._measure
+
+    def stop(saver: RunSaver, progress: RunState) -> None:
+        measure(saver, progress)
+        if saver.path.name == name and progress.step == 1:
+            saver.stop.requested = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSaver, "_measure", stop)
+        return run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "done", "kept"), [(2, [], [1, 2]), (3, [1, 2], [3])], ids=["first", "filled up"])
 def test_an_interrupted_batch_is_gone_on_with_to_the_byte(
     batch: Run, line: int, done: list[int], kept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its jobs are kept where it stopped. Networks that take turns in memory are loaded once."""
-    measure = RunSaver._measure
-
-    def stop(saver: RunSaver, progress: RunState) -> None:
-        measure(saver, progress)
-        if saver.path.name == f"{line}-3.run" and progress.step == 1:
-            saver.stop.requested = True
-
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")]
     options = "--batch-size", "2", "--save-run"
-    with monkeypatch.context() as patch:
-        patch.setattr(RunSaver, "_measure", stop)
-        code, results, err = batch(lines, *options)
+    code, results, err = stopped_at(f"{line}-3.run", monkeypatch, lambda: batch(lines, *options))
     assert (code, [result["line"] for result in results]) == (130, done)
     assert sorted(path.name for path in Path().glob("*.run")) == [f"{number}-3.run" for number in kept]
     goes_on = [f"line {number} goes on from {number}-3.run" for number in kept]
@@ -472,6 +478,18 @@ def test_an_interrupted_batch_is_gone_on_with_to_the_byte(
     assert not [*Path().glob("*.run"), *Path().glob(".*")]
 
 
+def test_a_batch_size_that_is_typed_comes_before_that_of_an_interrupted_batch(
+    batch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow")]
+    assert stopped_at("2-3.run", monkeypatch, lambda: batch(lines, "--batch-size", "2", "--save-run"))[0] == 130
+    code, results, err = batch(lines, "--batch-size", "1", "--save-run")
+    assert (code, [result["status"] for result in results]) == (0, ["done"] * 2)
+    assert "line 1 is started over: it was one of 2 videos made at once, which may change its last bits" in err
+    at_once = [yaml.safe_load(Path(f"{line}-3.yaml").read_text())["provenance"]["at_once"] for line in (1, 2)]
+    assert at_once == [1, 1]
+
+
 def test_jobs_whose_batch_fails_are_made_alone(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{"prompt": text, "seed": 3} for text in ("rain", "snow")]
     assert batch(lines, "--batch-size", "1")[0] == 0
@@ -480,7 +498,7 @@ def test_jobs_whose_batch_fails_are_made_alone(batch: Run, monkeypatch: pytest.M
     def fail(*arguments: object) -> None:
         raise RunError("out of memory", "")
 
-    monkeypatch.setattr("ltx2_cli.runs.worker.advance", fail)
+    monkeypatch.setattr("ltx2_cli.runs.advance_together.advance", fail)
     code, results, err = batch(lines, "--batch-size", "2", "--force")
     assert (code, [result["status"] for result in results]) == (0, ["done"] * 2)
     assert "lines 1, 2 failed in one batch, each is made alone: out of memory" in err

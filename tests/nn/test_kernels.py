@@ -367,7 +367,7 @@ def test_kernels_of_tpus_are_interpreted_on_a_cpu_with_a_warning(kernel: Attenti
     [
         (TPU, DType.float16, 128, "not in float16"),
         (TPU, DType.bfloat16, 96, "heads that divide 128 channels, these have 96"),
-        (Device("tpu", "TPU v9"), DType.bfloat16, 128, "does not know how much memory a core of TPU v9 has"),
+        (Device("tpu", "TPU v9"), DType.bfloat16, 128, "more memory than a core of TPU v9 is known to have"),
     ],
     ids=["float16", "head size", "unknown chip"],
 )

@@ -15,7 +15,6 @@ A context whose keys do not fit VMEM is attended to in parts that do, which are 
 import math
 from collections.abc import Callable
 from functools import partial, reduce
-from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -140,8 +139,8 @@ def _obstacle(workload: Workload) -> str:
     for head_size in sorted(set(head_sizes)):
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
-    if not vmem_bytes(device):
-        return f"the fused kernel does not know how much memory a core of {device.device_kind} has"
+    if not choose_block_sizes(device, LANES, jnp.dtype(dtype.value).itemsize, weighs_keys=True):
+        return f"the fused kernel needs more memory than a core of {device.device_kind} is known to have"
     return ""
 
 
@@ -176,7 +175,7 @@ def choose_block_sizes(device: jax.Device, keys: int, itemsize: int, weighs_keys
 
 def part_length(device: jax.Device, keys: int, itemsize: int, weighs_keys: bool = False) -> int:
     """The number of keys that are attended to at a time: all, or parts of equal length that fit VMEM."""
-    lengths = (min(keys, _up(-(-keys // parts), LANES)) for parts in count(1))
+    lengths = (min(keys, _up(-(-keys // parts), LANES)) for parts in range(1, keys + 1))
     return next(length for length in lengths if choose_block_sizes(device, length, itemsize, weighs_keys))
 
 
