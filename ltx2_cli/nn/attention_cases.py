@@ -72,9 +72,9 @@ def drawn(
 
 def packed(kernel: AttentionBackend, operands: Operands) -> Operands:
     """Operands with the ropes in the kernel's form."""
-    return (
-        operands._replace(ropes=tuple(map(pack_rope, operands.ropes))) if kernel is AttentionBackend.fused else operands
-    )
+    if kernel is not AttentionBackend.fused or operands.ropes is None:
+        return operands
+    return operands._replace(ropes=tuple(map(pack_rope, operands.ropes)))
 
 
 def scores(case: Case) -> np.ndarray:

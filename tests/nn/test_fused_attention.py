@@ -48,6 +48,7 @@ def kernels(topology: str, case: Case, in_part: bool = False, weighs_keys: bool 
 @pytest.mark.parametrize(
     ("head_size", "dtype", "in_part", "keys"),
     [
+        (128, "bfloat16", False, 1),
         (128, "bfloat16", False, 300),
         (128, "bfloat16", True, 4500),  # stored in several turns
         (64, "bfloat16", True, 300),

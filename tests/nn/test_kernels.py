@@ -1,5 +1,6 @@
 """Attention by every row of the kernel table, whole and in part, against its definition in float64."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -148,14 +149,49 @@ def test_the_fused_kernel_equals_the_definition_in_parts_that_fit(monkeypatch: p
     check_whole(kernel, [drawn(keys, keys, 2, LANES, dtype, rows=2, perturbed=True)], dtype)
 
 
-def test_the_fused_kernel_fills_up_the_turns_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a core with room for the smallest blocks, 3,300 keys are seven blocks of 512: two turns of four."""
-    dtype, keys = "bfloat16", 3300
+@pytest.mark.parametrize("keys", [3300, 4096])
+def test_the_fused_kernel_fills_up_the_turns_of_its_loop(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a core with room for the smallest blocks, 3,300 keys are seven blocks of 512: two turns of four, which 4,096
+    fill."""
+    dtype = "bfloat16"
     room = fused.vmem_needed(fused.INTERPRETED[-1], keys, np.dtype(dtype).itemsize)
     monkeypatch.setattr(fused, "vmem_bytes", lambda device: room)
     case = context_of(keys, LANES, dtype)
     check_whole(AttentionBackend.fused, [case], dtype)
     check_part(AttentionBackend.fused, case, 1700, dtype)
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+@pytest.mark.parametrize("keys", [1, 130, 1024])
+def test_what_is_not_rotated_is_attended_to(kernel: AttentionBackend, keys: int) -> None:
+    """A text. The fused kernel reads the last where it lies."""
+    for variant in VARIANTS:
+        case = context_of(keys, *variant)
+        still = tuple(Rope(np.ones_like(rope.cos), np.zeros_like(rope.sin)) for rope in case.operands.ropes)
+        operands = case.operands._replace(ropes=still)
+        (got,) = attend_whole(kernel, [operands._replace(ropes=None)], case.heads)
+        assert error(got, attended(replace(case, operands=operands))) < TOLERANCE[variant[1]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rotated", "in_part", "stored"),
+    [
+        (1024, False, False, set()),
+        (1024, True, False, {"bf16[1024,128]"}),
+        (1024, False, True, {"bf16[1024,128]", "bf16[1024,256]"}),
+        (1030, False, False, {"bf16[1152,128]", "bf16[1152,256]"}),
+    ],
+)
+def test_the_fused_kernel_copies_no_context_that_it_can_read(
+    keys: int, rotated: bool, in_part: bool, stored: set[str]
+) -> None:
+    """By libtpu's schedule, copies of a text's keys and values were a tenth of the kernel on v6e."""
+    case = context_of(keys, LANES, "bfloat16")
+    operands = case.operands if rotated else case.operands._replace(ropes=None)
+    attend = attend_part if in_part else attend_whole
+    arguments = (operands, case.heads, jnp.int32(keys)) if in_part else ([operands], case.heads)
+    jaxpr = jax.make_jaxpr(attend, static_argnums=(0, 2))(AttentionBackend.fused, *arguments)
+    assert {*re.findall(r"Ref<vmem>\{([^}]*)\}", str(jaxpr))} == stored
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
@@ -171,7 +207,7 @@ def test_the_bound_of_norms_is_just_above_the_largest() -> None:
     rows = np.random.default_rng(0).normal(size=(256, LANES)).astype(np.float32)
     largest = np.square(rows.astype(np.float64)).sum(axis=1).max()
     bound = np.asarray(jax.jit(fused.max_norm_bound)(rows))
-    assert bound.shape == (1, LANES)
+    assert bound.shape == (8, 1)
     assert (largest <= bound).all()
     assert (bound <= 1.01 * largest).all()
 

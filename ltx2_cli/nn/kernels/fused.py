@@ -56,9 +56,9 @@ class Blocks(NamedTuple):
 class Scratch(NamedTuple):
     """Arrays that stay in VMEM while the heads are the same."""
 
-    keys: Any  # rotated, padded to whole blocks
-    values: Any  # and ones beside them; both times the keys' weights
     max_key_norm: Any  # the square of the longest key's norm, in SMEM
+    keys: Any  # rotated, padded to whole blocks; None: as they come
+    values: Any  # padded alike, and ones beside them; both times the keys' weights; None: as they come
 
 
 class Sizes(NamedTuple):
@@ -208,10 +208,11 @@ def fused_attention(
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
     if with_sums:
         outputs.append(jax.ShapeDtypeStruct((rows, queries, width), jnp.float32))
+    as_they_come = sizes.all_valid and sizes.padded_keys == keys
     scratch = Scratch(
-        pltpu.VMEM((sizes.padded_keys, LANES), dtype),
-        pltpu.VMEM((sizes.padded_keys, 2 * LANES), dtype),
         pltpu.SMEM((1,), jnp.float32),
+        None if as_they_come and blocks.key_rope is None else pltpu.VMEM((sizes.padded_keys, LANES), dtype),
+        None if as_they_come and not weighs_keys else pltpu.VMEM((sizes.padded_keys, 2 * LANES), dtype),
     )
     kernel = pl.pallas_call(
         partial(_kernel, sizes),
@@ -291,7 +292,7 @@ def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: An
     @when(attends[row] != 0, always=blocks.own_values is None)
     def _() -> None:
         queries = _ready_queries(sizes, blocks, block)
-        attended, log_sum = _attend(sizes, queries, scratch)
+        attended, log_sum = _attend(sizes, queries, blocks, scratch)
         for output, result in zip(outputs, (gated(attended), log_sum), strict=False):
             output[...] = result.astype(output.dtype)
 
@@ -317,16 +318,18 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
             counts = _index(keys, 0) < valid - start
             keys, values = jnp.where(counts, keys, first), jnp.where(counts, values, 0)
             weights = counts.astype(values.dtype) if weights is None else jnp.where(counts, weights, 0)
-        scratch.keys[here] = keys
-        scratch.values[here, :LANES] = values if blocks.key_weights is None else values * weights
-        scratch.values[here, LANES:] = jnp.ones(values.shape, values.dtype) if weights is None else weights
+        if scratch.keys is not None:
+            scratch.keys[here] = keys
+        if scratch.values is not None:
+            scratch.values[here, :LANES] = values if blocks.key_weights is None else values * weights
+            scratch.values[here, LANES:] = jnp.ones(values.shape, values.dtype) if weights is None else weights
         return max_norm_bound(keys)
 
     def store_block(index: jax.Array, bound: jax.Array) -> jax.Array:
         return jnp.maximum(bound, store(pl.multiple_of(index * STORE_CHUNK, STORE_CHUNK), STORE_CHUNK))
 
     whole, rest = divmod(sizes.keys, STORE_CHUNK)
-    bound = max_norm_bound(first)
+    bound = jnp.zeros((8, 1), jnp.float32)
     if whole:
         bound = jax.lax.fori_loop(0, whole, store_block, bound)
     scratch.max_key_norm[0] = jnp.max(jnp.maximum(bound, store(whole * STORE_CHUNK, rest)) if rest else bound)
@@ -374,12 +377,12 @@ def _ready_queries(sizes: Sizes, blocks: Blocks, block: jax.Array) -> jax.Array:
     return queries.astype(blocks.queries.dtype)
 
 
-def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
+def _attend(sizes: Sizes, queries: jax.Array, blocks: Blocks, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
     """Results of the heads of a block of lanes, and the logarithms of their sums, both float32 [queries, LANES]. Heads
     lie one below another, each without the channels of the others: the matrix unit takes in all keys once."""
     head, heads = _head(sizes, queries), range(sizes.heads_per_block)
     below = jnp.concatenate([jnp.where(head == own, queries, 0) for own in heads]) if len(heads) > 1 else queries
-    shift, total = _sums(sizes, below, scratch)
+    shift, total = _sums(sizes, below, blocks, scratch)
     gathered, weight = total[:, :LANES], total[:, LANES:]
     some = weight > 0
     results = gathered / jnp.where(some, weight, 1), jnp.where(some, (shift + jnp.log2(weight)) / LOG2_E, MASKED)
@@ -394,17 +397,24 @@ def _attend(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Arr
     return joined(attended), joined(log_sum)
 
 
-def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
+def _sums(sizes: Sizes, queries: jax.Array, blocks: Blocks, scratch: Scratch) -> tuple[jax.Array, jax.Array]:
     """The shift of each query's scores, [queries, 1]; and the sums over all keys of their powers times the values and,
     beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
+    keys = blocks.keys if scratch.keys is None else scratch.keys
+
+    def values(part: Any) -> jax.Array:
+        if scratch.values is not None:
+            return scratch.values[part]
+        own = blocks.values[part]
+        return jnp.concatenate([own, jnp.ones(own.shape, own.dtype)], axis=1)
 
     def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
             for block in range(unroll):
                 first = (index * unroll + block) * sizes.key_block
                 part = pl.ds(pl.multiple_of(first, sizes.key_block), sizes.key_block)
-                carry = body(carry, _product(queries, scratch.keys[part], 1, exact), part)
+                carry = body(carry, _product(queries, keys[part], 1, exact), part)
             return carry
 
         return jax.lax.fori_loop(0, sizes.turns * sizes.unroll // unroll, step, start)
@@ -413,8 +423,8 @@ def _sums(sizes: Sizes, queries: jax.Array, scratch: Scratch) -> tuple[jax.Array
         return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
 
     def add(total: jax.Array, scores: jax.Array, part: Any) -> jax.Array:
-        weights = jnp.exp2(scores - shift).astype(scratch.values.dtype)
-        return total + _product(weights, scratch.values[part], 0, exact)
+        weights = jnp.exp2(scores - shift).astype(blocks.values.dtype)
+        return total + _product(weights, values(part), 0, exact)
 
     bounded = jnp.max(max_norm_bound(queries)) * scratch.max_key_norm[0] <= BOUND**2
     shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + MASKED, 1))
@@ -459,13 +469,13 @@ def _product(x: jax.Array, y: jax.Array, axis: int, exact: jax.lax.Precision | N
 
 
 def max_norm_bound(x: jax.Array) -> jax.Array:
-    """An upper bound of the largest squared norm of a row, in all lanes of [1, LANES]: the matrix unit sums squares
-    that are rounded."""
+    """An upper bound of the largest squared norm of a row, in all rows of [8, 1]: the matrix unit sums squares that are
+    rounded."""
     # Ones that no compiler knows to be equal: XLA for CPUs (jaxlib 0.10.2) takes the largest values of a product with
     # equal numbers from memory that nothing was written to.
-    ones = jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), 0) + 1, 1).astype(x.dtype)
-    squares = jnp.square(x.astype(jnp.float32)).astype(x.dtype)
-    return jnp.max(_product(squares, ones, 0, precision(x.dtype)), axis=0, keepdims=True) * ROUNDED
+    ones = jnp.minimum(jax.lax.broadcasted_iota(jnp.int32, (8, LANES), 0) + 1, 1).astype(x.dtype)
+    rows = jnp.concatenate([x, x]) if len(x) == 1 else x  # Mosaic has no such product with one row
+    return jnp.max(_product(ones, jnp.square(rows), 1, precision(x.dtype)), axis=1, keepdims=True) * ROUNDED
 
 
 def _head(sizes: Sizes, x: jax.Array) -> jax.Array:
