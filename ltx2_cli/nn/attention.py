@@ -364,8 +364,11 @@ def ulysses(
     done: list[jax.Array] = []
     for group in range(groups):
         moved = _all_to_all(along, *(outgoing[group + 1] if group + 1 < groups else []), *results)
-        results = [attend_with_group(group, received)]
-        received, done = moved[:3], [*done, *moved[3 if group + 1 < groups else 0 :]]
+        following = 3 if group + 1 < groups else 0
+        done += moved[following:]
+        # Without this XLA for TPUs may lay out the next group before it attends with this one, and wait for it.
+        own = [attend_with_group(group, received)], moved[:following]
+        results, received = jax.lax.optimization_barrier(own)
     done += _all_to_all(along, *results)
     attended = jax.lax.empty(operands.queries.shape, operands.values.dtype)
     width = attended.shape[WIDTH] // (parts * groups)

@@ -95,6 +95,22 @@ def test_attention_over_a_mesh_equals_that_of_one_device(
             np.testing.assert_allclose(got, attended(case), rtol=2e-5, atol=1e-5)
 
 
+def test_what_follows_is_laid_out_behind_the_attention_that_hides_its_exchange() -> None:
+    """Of four groups of heads. XLA for TPUs laid some out before, and waited for them."""
+    axes, tokens = ("passes", "tokens", "heads"), TokenAxis("tokens", 16)
+    plan = ShardingPlan(Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2, 1), axes), (), RULES)
+    operands = drawn(16, 16, heads=8, head_size=8).operands._replace(ropes=None)
+    with activate(plan):
+        traced = jax.make_jaxpr(lambda operands: attend(operands, 8, (tokens, tokens)))(operands)
+    (local,) = (equation.params["jaxpr"] for equation in traced.eqns if equation.primitive.name == "shard_map")
+    received = [equation.outvars[:3] for equation in local.eqns if len(equation.outvars) in (3, 4)]
+    assert len(received) == 3
+    for projections in received:
+        (reader,) = (equation for equation in local.eqns if any(each is projections[0] for each in equation.invars))
+        assert reader.primitive.name == "optimization_barrier"
+        assert len(reader.invars) > len(projections)  # and results
+
+
 @pytest.mark.parametrize(
     ("kernel", "mesh"),
     [
