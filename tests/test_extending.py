@@ -76,7 +76,7 @@ def test_a_new_chip_takes_one_line(monkeypatch: pytest.MonkeyPatch):
     assert plan.spec.sharding.profile == "trillium"
     assert (plan.sharding.bf16_tile_sublanes, plan.sharding.input_major) == (16, True)
     assert plan.sharding.attention is AttentionBackend.fused
-    assert [choose_block_sizes(devices[0], tokens, itemsize=2) for tokens in (6144, 30_000)] == [
+    assert [choose_block_sizes(devices[0], tokens, itemsize=2) for tokens in (6144, 45_000)] == [
         (1024, 1536, 2),
         (512, 512, 4),
     ]

@@ -14,6 +14,7 @@ from compilers import needs_libtpu
 from ltx2_cli.estimate import offline
 from ltx2_cli.nn.attention_cases import Case, drawn, packed
 from ltx2_cli.nn.kernels.dispatch import attend_partly, attend_with
+from ltx2_cli.nn.kernels.fused import part_length
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import AttentionBackend
@@ -67,7 +68,11 @@ def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str,
 
 
 @needs_libtpu
-def test_a_context_that_no_core_holds_is_compiled_in_parts() -> None:
-    """Ten seconds at 1920x1088: 63,240 tokens, of which a core of a TPU v7x holds half."""
-    case = drawn(300, 63_240, 1, 128, "bfloat16")
-    assert len(kernels("tpu7x:2x2x1", case)) == 2
+@pytest.mark.parametrize("topology", ["v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"])
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_the_longest_context_that_a_core_holds_compiles(topology: str, head_size: int) -> None:
+    """It ends within a block. A token more than fits is attended to in two parts."""
+    (device, *_), heads = offline.topology(topology), 128 // head_size
+    most = next(keys for keys in range(100_000, 0, -128) if part_length(device, keys, itemsize=2) == keys)
+    assert len(kernels(topology, drawn(300, most - 70, heads, head_size, "bfloat16"))) == 1
+    assert len(kernels(topology, drawn(300, most + 128, heads, head_size, "bfloat16"))) == 2

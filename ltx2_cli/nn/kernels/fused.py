@@ -57,8 +57,8 @@ class Scratch(NamedTuple):
     """Arrays that stay in VMEM while the heads are the same."""
 
     max_key_norm: Any  # the square of the longest key's norm, in SMEM
-    keys: Any  # rotated, padded to whole blocks; None: as they come
-    values: Any  # padded alike, and ones beside them; both times the keys' weights; None: as they come
+    keys: Any  # rotated, padded to whole blocks; None: they are read as they come
+    values: Any  # padded alike, and ones beside them; both times the keys' weights; None: they are read as they come
 
 
 class Sizes(NamedTuple):
@@ -103,7 +103,8 @@ def attend_fused(operands: Operands, heads: int, valid: jax.Array | None) -> Par
         key_weights = jnp.broadcast_to(key_weights.astype(values.dtype)[:, None], (len(key_weights), LANES))
     norm = scales, weights, key_weights
     blocks = Blocks(queries, keys, values, own_values, query_rope, key_rope, operands.gates, *norm)
-    length = part_length(device(), keys.shape[1], values.dtype.itemsize, key_weights is not None)
+    copies_values = valid is not None or key_weights is not None
+    length = part_length(device(), keys.shape[1], values.dtype.itemsize, copies_values)
     starts = range(0, keys.shape[1], length)
     with_sums = valid is not None or len(starts) > 1
 
@@ -139,7 +140,7 @@ def _obstacle(workload: Workload) -> str:
     for head_size in sorted(set(head_sizes)):
         if head_size % 2 or LANES % head_size:
             return f"the fused kernel needs heads that divide {LANES} channels, these have {head_size}"
-    if not choose_block_sizes(device, LANES, jnp.dtype(dtype.value).itemsize, weighs_keys=True):
+    if not choose_block_sizes(device, LANES, jnp.dtype(dtype.value).itemsize, copies_values=True):
         return f"the fused kernel needs more memory than a core of {device.device_kind} is known to have"
     return ""
 
@@ -155,28 +156,28 @@ def vmem_bytes(device: jax.Device) -> float:
     return known.vmem_bytes if known else 0
 
 
-def vmem_needed(sizes: BlockSizes, keys: int, itemsize: int, buffers: int = 1, weighs_keys: bool = False) -> int:
-    """VMEM bytes for `keys` keys with `buffers` copies of each input, plus the keys' weights if they have any."""
-    read = buffers * LANES * ((2 + weighs_keys) * itemsize + 4)
-    held = read + 3 * LANES * itemsize  # and the scratch: keys, values, ones
+def vmem_needed(sizes: BlockSizes, keys: int, itemsize: int, buffers: int = 1, copies_values: bool = False) -> int:
+    """VMEM bytes for `keys` keys with `buffers` copies of each input. Values are copied beside their weights where not
+    all keys count, or count alike."""
+    read = buffers * LANES * ((2 + copies_values) * itemsize + 4)
+    held = read + (1 + 2 * copies_values) * LANES * itemsize  # and the scratch: keys, values, weights
     scores = sizes.queries * sizes.keys * (4 + itemsize)
+    stored = STORE_CHUNK * LANES * 8  # float32, while keys are rotated
     by_query = sizes.queries * LANES * (2 * (3 * itemsize + 12) + 8 * 4)  # blocks in and out, and float32 beside them
-    return (keys + sizes.keys) * held + scores + by_query
+    return (keys + sizes.keys) * held + scores + stored + by_query
 
 
-def choose_block_sizes(device: jax.Device, keys: int, itemsize: int, weighs_keys: bool = False) -> BlockSizes | None:
+def choose_block_sizes(device: jax.Device, keys: int, itemsize: int, copies_values: bool = False) -> BlockSizes | None:
     """The fastest block sizes that fit VMEM beside `keys` keys; None: not even the smallest."""
     memory = vmem_bytes(device)
-    fitting = (
-        sizes for sizes in _block_sizes(device) if vmem_needed(sizes, keys, itemsize, weighs_keys=weighs_keys) <= memory
-    )
-    return next(fitting, None)
+    needed = partial(vmem_needed, keys=keys, itemsize=itemsize, copies_values=copies_values)
+    return next((sizes for sizes in _block_sizes(device) if needed(sizes) <= memory), None)
 
 
-def part_length(device: jax.Device, keys: int, itemsize: int, weighs_keys: bool = False) -> int:
+def part_length(device: jax.Device, keys: int, itemsize: int, copies_values: bool = False) -> int:
     """The number of keys that are attended to at a time: all, or parts of equal length that fit VMEM."""
     lengths = (min(keys, _up(-(-keys // parts), LANES)) for parts in range(1, keys + 1))
-    return next(length for length in lengths if choose_block_sizes(device, length, itemsize, weighs_keys))
+    return next(length for length in lengths if choose_block_sizes(device, length, itemsize, copies_values))
 
 
 def _block_sizes(device: jax.Device) -> tuple[BlockSizes, ...]:
@@ -192,27 +193,28 @@ def fused_attention(
     log Σ of 0. Interpreted where the device is no TPU."""
     (rows, queries, width), keys, dtype = blocks.queries.shape, blocks.keys.shape[1], blocks.values.dtype
     weighs_keys = blocks.key_weights is not None
-    chosen = choose_block_sizes(device, keys, dtype.itemsize, weighs_keys)
+    copies_values = weighs_keys or valid is not None
+    chosen = choose_block_sizes(device, keys, dtype.itemsize, copies_values)
     assert chosen
     # In float32, and for two heads in a block of lanes, two blocks of keys at a time do not fit v6e.
     most_unrolled = chosen.unroll if dtype.itemsize == 2 and head_dim == LANES else 1
-    turns, unroll = _turns(-(-keys // chosen.keys), most_unrolled)
+    turns, unroll = _turns(keys, chosen.keys, most_unrolled)
     key_block = _up(-(-keys // (turns * unroll)), LANES)
     # As many scores as of one head, of all heads of a block of lanes.
     most = chosen.queries * chosen.keys // (LANES // head_dim * key_block) // BF16_SUBLANES * BF16_SUBLANES
     query_block = _block(queries, min(chosen.queries, max(most, BF16_SUBLANES)), BF16_SUBLANES)
     sizes = Sizes(head_dim, queries, keys, query_block, key_block, turns, unroll, valid is None)
-    needed = partial(vmem_needed, chosen, keys, dtype.itemsize, weighs_keys=weighs_keys)
+    needed = partial(vmem_needed, chosen, keys, dtype.itemsize, copies_values=copies_values)
     buffers = 2 if needed(2) <= vmem_bytes(device) else 1
-    specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers)
+    specs = _specs(sizes, 0 if blocks.gates is None else blocks.gates.shape[-1], buffers, copies_values)
     outputs = [jax.ShapeDtypeStruct((rows, queries, width), dtype)]
     if with_sums:
         outputs.append(jax.ShapeDtypeStruct((rows, queries, width), jnp.float32))
-    as_they_come = sizes.all_valid and sizes.padded_keys == keys
+    reads_keys = blocks.key_rope is None and sizes.all_valid and sizes.padded_keys == keys
     scratch = Scratch(
         pltpu.SMEM((1,), jnp.float32),
-        None if as_they_come and blocks.key_rope is None else pltpu.VMEM((sizes.padded_keys, LANES), dtype),
-        None if as_they_come and not weighs_keys else pltpu.VMEM((sizes.padded_keys, 2 * LANES), dtype),
+        None if reads_keys else pltpu.VMEM((sizes.padded_keys, LANES), dtype),
+        pltpu.VMEM((sizes.padded_keys, 2 * LANES), dtype) if copies_values else None,
     )
     kernel = pl.pallas_call(
         partial(_kernel, sizes),
@@ -251,28 +253,32 @@ def _block(length: int, most: int, step: int) -> int:
     return _up(-(-length // -(-length // most)), step)
 
 
-def _turns(blocks: int, most: int) -> tuple[int, int]:
-    """The turns of a loop over at least so many blocks, and the blocks of a turn: at most `most`, and three or more
-    where that takes a few smaller blocks, since the matrix unit waits between two turns."""
-    unrolled = {
-        number: max(of for of in range(1, most + 1) if number % of == 0) for number in range(blocks, 2 * blocks)
-    }
-    number = next(number for number, of in unrolled.items() if of >= min(3, most, number))
+def _turns(keys: int, most_keys: int, most: int) -> tuple[int, int]:
+    """The turns of a loop over blocks of at most `most_keys` keys, and the blocks of a turn: at most `most`, and three
+    or more where that takes smaller blocks, since the matrix unit waits between two turns. It takes in 256 keys at a
+    time, and a block costs about as much as 128."""
+    least = -(-keys // most_keys)
+    unrolled = {number: max(of for of in range(1, most + 1) if number % of == 0) for number in range(least, 2 * least)}
+    numbers = (number for number, of in unrolled.items() if of >= min(3, most, number))
+    number = min(numbers, key=lambda number: number * (_up(-(-keys // number), 2 * LANES) + LANES))
     return number // unrolled[number], unrolled[number]
 
 
-def _specs(sizes: Sizes, heads: int, buffers: int) -> Blocks:
+def _specs(sizes: Sizes, heads: int, buffers: int, copies_values: bool) -> Blocks:
     """The blocks of each array. The grid's axes are rows, blocks of lanes, and blocks of queries."""
     mode = pl.Buffered(buffers)
     by_query = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, group, block, *_: (row, block, group))
-    context = pl.BlockSpec((None, sizes.keys, LANES), lambda row, group, *_: (row, 0, group), pipeline_mode=mode)
+    keys, values = (
+        pl.BlockSpec((None, length, LANES), lambda row, group, *_: (row, 0, group), pipeline_mode=mode)
+        for length in (sizes.keys, sizes.keys if copies_values else sizes.padded_keys)
+    )
     query_rope = pl.BlockSpec((sizes.query_block, LANES), lambda _, group, block, *__: (block, group))
     key_rope = pl.BlockSpec((sizes.keys, LANES), lambda _, group, *__: (0, group), pipeline_mode=mode)
     gates = pl.BlockSpec((None, sizes.query_block, heads), lambda row, _, block, *__: (row, block, 0))
     scales = pl.BlockSpec((None, sizes.query_block, LANES), lambda row, _, block, *__: (row, block, 0))
     weights = pl.BlockSpec((1, LANES), lambda _, group, *__: (0, group))
     key_weights = pl.BlockSpec((sizes.keys, LANES), lambda *_: (0, 0), pipeline_mode=mode)
-    return Blocks(by_query, context, context, by_query, query_rope, key_rope, gates, scales, weights, key_weights)
+    return Blocks(by_query, keys, values, by_query, query_rope, key_rope, gates, scales, weights, key_weights)
 
 
 def _kernel(sizes: Sizes, attends: Any, valid: Any, blocks: Blocks, *results: Any) -> None:
@@ -335,7 +341,8 @@ def _store_context(sizes: Sizes, blocks: Blocks, scratch: Scratch, valid: jax.Ar
     scratch.max_key_norm[0] = jnp.max(jnp.maximum(bound, store(whole * STORE_CHUNK, rest)) if rest else bound)
     if behind := sizes.padded_keys - sizes.keys:
         scratch.keys[sizes.keys :] = jnp.broadcast_to(first, (behind, LANES))
-        scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
+        if scratch.values is not None:
+            scratch.values[sizes.keys :] = jnp.zeros((behind, 2 * LANES), scratch.values.dtype)
 
 
 def _rotated_keys(sizes: Sizes, blocks: Blocks, here: Any) -> jax.Array:
@@ -402,33 +409,48 @@ def _sums(sizes: Sizes, queries: jax.Array, blocks: Blocks, scratch: Scratch) ->
     beside it, times ones, float32 [queries, 2 * LANES]."""
     exact, zero = precision(queries.dtype), jnp.zeros((queries.shape[0], 1), jnp.float32)
     keys = blocks.keys if scratch.keys is None else scratch.keys
+    Part = tuple[jax.Array, bool]  # the number of its first key, and whether it may reach behind the last
 
-    def values(part: Any) -> jax.Array:
-        if scratch.values is not None:
-            return scratch.values[part]
-        own = blocks.values[part]
-        return jnp.concatenate([own, jnp.ones(own.shape, own.dtype)], axis=1)
+    def here(part: Part) -> Any:
+        return pl.ds(pl.multiple_of(part[0], sizes.key_block), sizes.key_block)
 
-    def over_keys(body: Callable[[jax.Array, jax.Array, Any], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
+    def values(part: Part) -> jax.Array:
+        """Those of a block of keys, and their weights beside them."""
+        return (
+            _weighted(sizes, blocks.values[here(part)], *part) if scratch.values is None else scratch.values[here(part)]
+        )
+
+    def over_keys(body: Callable[[jax.Array, jax.Array, Part], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
+        turns = sizes.turns * sizes.unroll // unroll
+
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
             for block in range(unroll):
-                first = (index * unroll + block) * sizes.key_block
-                part = pl.ds(pl.multiple_of(first, sizes.key_block), sizes.key_block)
-                carry = body(carry, _product(queries, keys[part], 1, exact), part)
+                may_end = ((turns - 1) * unroll + block + 1) * sizes.key_block > sizes.keys
+                part = (index * unroll + block) * sizes.key_block, may_end
+                carry = body(carry, _product(queries, keys[here(part)], 1, exact), part)
             return carry
 
-        return jax.lax.fori_loop(0, sizes.turns * sizes.unroll // unroll, step, start)
+        return jax.lax.fori_loop(0, turns, step, start)
 
-    def larger(largest: jax.Array, scores: jax.Array, _: Any) -> jax.Array:
+    def larger(largest: jax.Array, scores: jax.Array, _: Part) -> jax.Array:
         return jnp.maximum(largest, scores.max(axis=1, keepdims=True))
 
-    def add(total: jax.Array, scores: jax.Array, part: Any) -> jax.Array:
+    def add(total: jax.Array, scores: jax.Array, part: Part) -> jax.Array:
         weights = jnp.exp2(scores - shift).astype(blocks.values.dtype)
         return total + _product(weights, values(part), 0, exact)
 
     bounded = jnp.max(max_norm_bound(queries)) * scratch.max_key_norm[0] <= BOUND**2
     shift = jax.lax.cond(bounded, lambda: zero, lambda: over_keys(larger, zero + MASKED, 1))
     return shift, over_keys(add, jnp.zeros((queries.shape[0], 2 * LANES), jnp.float32), sizes.unroll)
+
+
+def _weighted(sizes: Sizes, values: jax.Array, first: jax.Array, may_end: bool) -> jax.Array:
+    """Values from the key `first` on, and ones beside them: zeros behind the last key, where there may be such."""
+    ones = jnp.ones(values.shape, values.dtype)
+    if may_end:
+        counts = _index(values, 0) < sizes.keys - first
+        values, ones = jnp.where(counts, values, 0), counts.astype(values.dtype)
+    return jnp.concatenate([values, ones], axis=1)
 
 
 def _gated(x: jax.Array, gates: Any, first: jax.Array, sizes: Sizes) -> jax.Array:
