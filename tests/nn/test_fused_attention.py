@@ -71,7 +71,7 @@ def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str,
 @pytest.mark.parametrize("topology", ["v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"])
 @pytest.mark.parametrize("head_size", [64, 128])
 def test_the_longest_context_that_a_core_holds_compiles(topology: str, head_size: int) -> None:
-    """It ends within a block. A token more than fits is attended to in two parts."""
+    """It ends within a block. With 128 keys more than fit it is attended to in two parts."""
     (device, *_), heads = offline.topology(topology), 128 // head_size
     most = next(keys for keys in range(100_000, 0, -128) if part_length(device, keys, itemsize=2) == keys)
     assert len(kernels(topology, drawn(300, most - 70, heads, head_size, "bfloat16"))) == 1

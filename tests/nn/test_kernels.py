@@ -435,6 +435,19 @@ def test_keys_of_any_share_need_a_kernel_that_weighs_them(
     assert (chosen, reason in sentence, bool(sentence)) == (kernel, True, bool(reason))
 
 
+@pytest.mark.parametrize(("device", "block"), [(TPU, 2048), (V7X, 1024)])
+def test_the_fused_kernel_takes_whole_tiles_of_keys(
+    device: Device, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five seconds at 1920x1088, of which fewer blocks, of 2,816 or 1,408 keys, would take longer."""
+    monkeypatch.setattr(fused, "device", lambda: device)
+    case = context_of(32_640, LANES, "bfloat16")
+    jaxpr = jax.make_jaxpr(lambda operands: attend_with(AttentionBackend.fused, operands, 1))(
+        packed(AttentionBackend.fused, case.operands)
+    )
+    assert f"f32[48,{block}] = dot_general" in str(jaxpr)  # scores, of the queries padded to whole tiles
+
+
 @pytest.mark.parametrize(
     ("device", "tokens", "copies_values", "lengths"),
     [

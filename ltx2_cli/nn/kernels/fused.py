@@ -416,9 +416,9 @@ def _sums(sizes: Sizes, queries: jax.Array, blocks: Blocks, scratch: Scratch) ->
 
     def values(part: Part) -> jax.Array:
         """Those of a block of keys, and their weights beside them."""
-        return (
-            _weighted(sizes, blocks.values[here(part)], *part) if scratch.values is None else scratch.values[here(part)]
-        )
+        if scratch.values is not None:
+            return scratch.values[here(part)]
+        return _weighted(sizes, blocks.values[here(part)], *part)
 
     def over_keys(body: Callable[[jax.Array, jax.Array, Part], jax.Array], start: jax.Array, unroll: int) -> jax.Array:
         turns = sizes.turns * sizes.unroll // unroll
