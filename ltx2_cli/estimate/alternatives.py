@@ -3,7 +3,7 @@ way, else a smaller clip, else the demo. Every alternative is planned before it 
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
@@ -34,6 +34,7 @@ from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_spec
 from ltx2_cli.request.size import longest_clip
 from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
 from ltx2_cli.request.validation import MAX_WINDOWS, spec_problems
+from ltx2_cli.weights.published import NETWORKS
 
 FRACTION = 0.95  # of a GPU's memory that jax may well take
 PROGRAM_FRACTION = FRACTION * (1 - RESERVE)  # of it for a program then
@@ -86,6 +87,7 @@ class Request:
     source: InitialLatents | None = None  # latents that the run goes on from
     product: Product = Product.clips
     skipped: frozenset[str] = frozenset()  # phases that the command does not run
+    networks: Collection[str] = NETWORKS  # of a checkpoint, those whose weights the command reads or depends on
     fixed: Callable[[str], bool] = frozenset[str]().__contains__  # dotted keys that it cannot change
     on_slice: bool = False  # the devices are those of a described TPU slice or host: another may be named
     corrections: Mapping[str, float] = field(default_factory=dict)  # compiled activations by phase, in estimates
@@ -93,11 +95,11 @@ class Request:
 
     def plan(self) -> Plan:
         """The plan by configs alone. Raises `UsageError` if the request cannot be run."""
-        return self.until_end(plan_offline(self.spec, self.devices, self.source))
+        return self.until_end(plan_offline(self.spec, self.devices, self.source, self.networks))
 
     def resolved(self) -> Plan:
         """The plan by the networks' files, after their download. Raises `UsageError` if the request cannot be run."""
-        return self.until_end(resolve(self.spec, self.source))
+        return self.until_end(resolve(self.spec, self.source, self.networks))
 
     def until_end(self, plan: Plan) -> Plan:
         """The part of a plan that the command runs, with frames as it wants them."""

@@ -2,7 +2,7 @@
 the text encoder."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -40,6 +40,7 @@ from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import AGAIN, TensorFiles, abbreviate, collect, raise_all, read_json
 from ltx2_cli.weights.declare import Scope, declared
 from ltx2_cli.weights.load import mismatches
+from ltx2_cli.weights.published import NETWORKS
 
 ONE_RELEASE = "take all networks from one release, or name another FOLDER or REPO as the model"
 TEXT_HINT = "name the Gemma that the model was trained with, a FOLDER or REPO, as the text encoder"
@@ -128,25 +129,28 @@ def is_checkpoint(folder: Path) -> bool:
     return any((folder / file).exists() for file in CONFIG_FILES.values())
 
 
-def open_folder(folder: Path, denoiser: bool = True) -> Checkpoint:
-    """The checkpoint in `folder`, with or without the denoiser's tensors; raises `UsageError` with all that is missing,
+def open_folder(folder: Path, networks: Collection[str] = NETWORKS) -> Checkpoint:
+    """The checkpoint in `folder`, with the tensors of these networks; raises `UsageError` with all that is missing,
     damaged, or does not belong together."""
     if not is_checkpoint(folder):
         raise UsageError(f"{folder} is no LTX-2 checkpoint: it holds none of {', '.join(CONFIG_FILES.values())}", AGAIN)
     readings = {name: partial(_read_config, folder / CONFIG_FILES[name], reader) for name, reader in READERS.items()}
     archs, bad_configs = collect(readings)
-    held = [name for name in BUILDERS if denoiser or name != DENOISER]
+    held = [name for name in BUILDERS if name in networks]
     tensors, bad_files = collect({name: partial(TensorFiles, folder / name) for name in held})
-    text = _read_text_encoder(folder)
+    text = _read_text_encoder(folder, weights=TEXT_ENCODER in networks)
     problems = [*bad_configs, *bad_files, *text.problems]
     return _ParsedCheckpoint(folder, archs | text.archs, text.files | tensors, text.tokenizer, problems).checkpoint()
 
 
-def _read_text_encoder(folder: Path) -> _ParsedCheckpoint:
-    """The text encoder in a folder of its own, or in that of a checkpoint in diffusers' layout, and its tokenizer."""
+def _read_text_encoder(folder: Path, weights: bool = True) -> _ParsedCheckpoint:
+    """The text encoder in a folder of its own, or in that of a checkpoint in diffusers' layout, and its tokenizer; or
+    what it is alone, without weights."""
     inside = (folder / TEXT_ENCODER).is_dir()
     place, tokenizer = (folder / TEXT_ENCODER, folder / "tokenizer") if inside else (folder, folder)
     archs, bad_config = collect({TEXT_ENCODER: partial(_read_config, place / "config.json", gemma_arch)})
+    if not weights:
+        return _ParsedCheckpoint(folder, archs, {}, tokenizer, bad_config)
     files, bad_files = collect({TEXT_ENCODER: lambda: language_model(TensorFiles(place, ("model",)))})
     _, bad_tokenizer = collect({"tokenizer": partial(check_tokenizer, tokenizer)})
     return _ParsedCheckpoint(folder, archs, files, tokenizer, [*bad_config, *bad_files, *bad_tokenizer])

@@ -124,4 +124,4 @@ def network_values(spec: RunSpec) -> tuple[object, ...]:
 
 
 def _shared_files(files: Mapping[str, TensorFiles], needed: Collection[str]) -> dict[str, TensorFiles]:
-    return {name: files[source] for name, source in FILES_OF.items() if name in needed}
+    return {name: files[source] for name, source in FILES_OF.items() if name in needed and source in files}

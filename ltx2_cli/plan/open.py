@@ -1,6 +1,6 @@
 """Find or download the files of a request, and open them without reading weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,21 +29,23 @@ from ltx2_cli.weights.published import (
     DIFFUSION_DECODER_FILE,
     DURATION_HEAD,
     DURATION_HEAD_FILE,
+    NETWORKS,
     TEXT_ENCODER_FILES,
     UPSAMPLER_FILES,
     checkpoint_files,
+    named_files,
     network_patterns,
+    own_networks,
 )
 
 T = TypeVar("T")
 Loras = Sequence[tuple[LoraFile, float]]  # each with its strength
 
 
-def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Download]:
+def missing_downloads(
+    spec: RunSpec, networks: Collection[str] = NETWORKS, from_latents: bool = False
+) -> list[Download]:
     """The files that `resolve` would download. Raises `UsageError` for files that neither the cache nor the hub has."""
-    checkpoint = [(spec.checkpoint, checkpoint_files(spec.transformer))]
-    checkpoint += [(spec.transformer, ())] if spec.transformer else []
-    text_encoder = [] if spec.text_encoder is None else [(spec.text_encoder, TEXT_ENCODER_FILES)]
     second = recipe.guess_request(spec, from_latents).second_stage
     # None: at noise levels of the model, which is not open yet
     refines = second.sigmas != () and spec.running.video
@@ -54,35 +56,44 @@ def missing_downloads(spec: RunSpec, from_latents: bool = False) -> list[Downloa
     if spec.decoder is Decoder.diffusion and spec.running.video:
         further = [_further_file(spec.checkpoint, DIFFUSION_DECODER_FILE, DIFFUSION_DECODER)[:2]]
     loras, problems = collect({lora: partial(lora_downloads, parse_lora(lora)[0]) for lora in lora_names})
-    needed = [list_downloads(name, wanted) for name, wanted in (*checkpoint, *text_encoder, *upsampler, *further)]
+    needed = [list_downloads(name, wanted) for name, wanted in (*named_files(spec, networks), *upsampler, *further)]
     absent = [file for files in (*loras.values(), *needed) for file in files if not file.cached]
     if absent:
         raise_all(problems)
     return absent  # without downloads, `resolve` reports problems of LoRAs together with all others
 
 
-def open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str | None, offline: bool) -> Checkpoint:
+def open_checkpoint(
+    checkpoint: str,
+    text_encoder: str | None,
+    transformer: str | None,
+    offline: bool,
+    networks: Collection[str] = NETWORKS,
+) -> Checkpoint:
     """The networks of a checkpoint, those of a text encoder for a single file, and the denoiser in the file
-    `transformer`, without weights."""
-    opened = _open_checkpoint(checkpoint, text_encoder, transformer, offline)
-    if transformer and (place := _find(transformer, (), offline)):
+    `transformer`; without weights. Files are opened of `networks`, which are read."""
+    opened = _open_checkpoint(checkpoint, text_encoder, own_networks(networks, transformer), offline)
+    if transformer and DENOISER in networks and (place := _find(transformer, (), offline)):
         denoiser = _once(open_denoiser, place, opened.arch.transformer)
         opened = replace(opened, files={**opened.files, DENOISER: denoiser}) if opened.files else opened
     return opened
 
 
-def _open_checkpoint(checkpoint: str, text_encoder: str | None, transformer: str | None, offline: bool) -> Checkpoint:
-    place = _find(checkpoint, checkpoint_files(transformer), offline)
+def _open_checkpoint(checkpoint: str, text_encoder: str | None, networks: frozenset[str], offline: bool) -> Checkpoint:
+    place = _find(checkpoint, checkpoint_files(networks), offline)
     if place is None:
         return preset_checkpoint(checkpoint)
     if place.is_dir() and text_encoder is None:
-        return _once(open_folder, place, transformer is None)
+        return _once(open_folder, place, networks)
     if place.is_dir():
         nothing = typed("text_encoder", "null")
         hint = f"one is named for single files alone: leave it out, or take back a record's: {nothing}"
         raise UsageError(f"{checkpoint} has a text encoder of its own", hint)
-    opened = _once(open_file, place, text_encoder and _find(text_encoder, TEXT_ENCODER_FILES, offline))
-    if text_encoder is None and TEXT_ENCODER not in opened.files:
+    encodes = TEXT_ENCODER in networks
+    opened = _once(
+        open_file, place, _find(text_encoder, TEXT_ENCODER_FILES, offline) if text_encoder and encodes else None
+    )
+    if encodes and text_encoder is None and TEXT_ENCODER not in opened.files:
         hint = f"{typed('text_encoder', 'FOLDER')} or REPO names Gemma-3"
         raise UsageError(f"{checkpoint} has no text encoder", hint)
     return opened

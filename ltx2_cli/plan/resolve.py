@@ -32,7 +32,7 @@ from ltx2_cli.request.spec import Decoder, DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.weights.checkpoint import collect
 from ltx2_cli.weights.declare import kinds
-from ltx2_cli.weights.published import DIFFUSION_DECODER
+from ltx2_cli.weights.published import DIFFUSION_DECODER, NETWORKS
 
 DECODERS = ("vae", DIFFUSION_DECODER, "audio_vae", "vocoder")  # of which a run has one for the video
 
@@ -113,15 +113,16 @@ def kept_networks(plan: Plan) -> tuple[str, ...]:
     return DECODERS if len(plan.batches) > 1 and decodes_beside(plan) else ()
 
 
-def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
+def resolve(spec: RunSpec, source: InitialLatents | None = None, networks: Collection[str] = NETWORKS) -> Plan:
     """Find the checkpoint, check it against its configs, and decide everything that the request leaves open.
 
-    With latents `source` the plan has the second stage alone, and its size follows from theirs. Raises `UsageError`
+    With latents `source` the plan has the second stage alone, and its size follows from theirs. Without some of a
+    checkpoint's `networks` it is for a command that reads those alone. Raises `UsageError`
     with all problems of a kind, for a request or checkpoint that cannot be run.
     """
     if jax.process_count() > 1 and spec.seed is None:
         raise UsageError("several hosts need one seed between them", typed("seed", "N"))
-    plan = _plan(spec, jax.devices(), source, offline=False)
+    plan = _plan(spec, jax.devices(), source, networks, offline=False)
     if jax.process_count() > 1 and plan.sharding.mesh.size < jax.device_count():
         alone = f"one of {jax.device_count()} devices on {jax.process_count()} hosts would do all the work"
         hint = f"{typed('sharding', 'NAME')} or FILE of a profile with a mesh, or {ALONE}"
@@ -131,15 +132,26 @@ def resolve(spec: RunSpec, source: InitialLatents | None = None) -> Plan:
     return plan
 
 
-def plan_offline(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None = None) -> Plan:
+def plan_offline(
+    spec: RunSpec,
+    devices: Sequence[jax.Device],
+    source: InitialLatents | None = None,
+    networks: Collection[str] = NETWORKS,
+) -> Plan:
     """As `resolve`, for devices that need not exist and without downloads: absent files are described by published
     configs. LoRAs may be absent: merged LoRAs take no memory."""
-    return _plan(spec, devices, source, offline=True)
+    return _plan(spec, devices, source, networks, offline=True)
 
 
-def _plan(spec: RunSpec, devices: Sequence[jax.Device], source: InitialLatents | None, offline: bool) -> Plan:
+def _plan(
+    spec: RunSpec,
+    devices: Sequence[jax.Device],
+    source: InitialLatents | None,
+    networks: Collection[str],
+    offline: bool,
+) -> Plan:
     named = spec.checkpoint, spec.text_encoder, spec.transformer
-    opened, problems = collect({spec.checkpoint: partial(open_checkpoint, *named, offline)})
+    opened, problems = collect({spec.checkpoint: partial(open_checkpoint, *named, offline, networks)})
     loras = open_loras(spec.lora, offline, problems)
     checkpoint = opened[spec.checkpoint]
     if source is None:  # a first stage alone follows references

@@ -14,7 +14,7 @@ from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.write import MASTERS, WAV, write_frames, write_linear_frames, write_master, write_mp4, write_wav
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import SECTION
-from ltx2_cli.request.spec import DType, Streams
+from ltx2_cli.request.spec import ComputeType, DType, Streams
 from ltx2_cli.request.spelling import typed
 from ltx2_cli.runs.build_request import Layers, note_environment
 from ltx2_cli.runs.latents import check_shapes, latents_request
@@ -26,11 +26,15 @@ LINEAR = "%05d.exr"  # the name of frames of linear light in their folder
 FOLDERS = (FRAMES, LINEAR)
 DEEP = {*MASTERS, LINEAR}  # kinds of 16 bits
 UNDENOISED: dict[str, object] = {  # values that decoding does not use
+    "transformer": None,
+    "text_encoder": None,
     "lora": [],
     "second_stage.sigmas": [],
+    "second_stage.lora": [],
     "conditions": [],
     "reference_strength": 1.0,
     "audio": None,
+    "compute": ComputeType.weights.value,
 }
 OUTPUTS = (
     "FILE.mp4, FILE.mov or .mkv (masters), FILE.wav, FILE.png for some frames, FOLDER/ for all as PNGs, or"
@@ -78,15 +82,15 @@ def decode_clips(
     from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
-    deep = not DEEP.isdisjoint(kinds.values())
-    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {DECODE}, deep=deep, fixed=FIXED_BY_LATENTS)
+    request = Request(spec, find_devices(), deep=not DEEP.isdisjoint(kinds.values()), fixed=FIXED_BY_LATENTS)
+    request = replace(request, skipped=frozenset(PHASES) - {DECODE}, networks=PHASES[DECODE])
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
     if session.dry_run:
         return
     report = session.measuring()
     audio = WAV in kinds.values() or (not silent and not {".mp4", *MASTERS}.isdisjoint(kinds.values()))
-    if deep and plan.dtype is not DType.float32:
+    if request.deep and plan.dtype is not DType.float32:
         hint = f"{typed('dtype', 'float32')} makes more levels"
         report.note(f"a decoder in {plan.dtype.value} makes about 8 bits of a colour: {hint}")
     streams = Streams({*kinds.values()} != {".wav"}, audio)

@@ -14,7 +14,7 @@ from ltx2_cli.estimate.phases import ENCODE, PHASES
 from ltx2_cli.models.tokenizer import Chat
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import ComputeType, RunSpec
 from ltx2_cli.request.validation import random_seed, validate
 from ltx2_cli.runs.enhance_settings import EnhanceSettings
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
@@ -29,7 +29,9 @@ def enhance_prompts(session: Session, spec: RunSpec, prompts: Sequence[str], set
     session.start()
     if random := spec.seed is None and settings.temperature > 0:
         spec = replace(spec, seed=(int(session.hosts.allgather_text(str(random_seed(spec)))[0]),))
-    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {ENCODE})
+    no_stage = replace(spec.second_stage, sigmas=(), lora=())
+    spec = replace(spec, compute=ComputeType.weights, lora=(), second_stage=no_stage)
+    request = Request(spec, find_devices(), skipped=frozenset(PHASES) - {ENCODE}, networks=WRITER)
     if not session.dry_run:
         check_downloads(session, request, enhances=True)
     with agreed_plan(session, request) as plan:

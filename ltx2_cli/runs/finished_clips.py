@@ -29,7 +29,7 @@ from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.weights.digests import HEADER, digest, header_digest, known_digest
 from ltx2_cli.weights.hub import as_path, local_path
 from ltx2_cli.weights.lora import parse_lora
-from ltx2_cli.weights.published import TEXT_ENCODER_FILES, UPSAMPLER_FILES, checkpoint_files
+from ltx2_cli.weights.published import UPSAMPLER_FILES, named_files
 
 if TYPE_CHECKING:  # importing jax takes long
     from ltx2_cli.core.state import RunState
@@ -172,11 +172,7 @@ def _named_files(record: Mapping[str, Any], spec: RunSpec) -> Iterator[tuple[str
         **(recorded if isinstance(recorded, Mapping) else {}),
         **{key: second[key] for key in second if second[key]},
     }
-    yield spec.checkpoint, checkpoint_files(spec.transformer)
-    if spec.transformer:
-        yield spec.transformer, ()
-    if spec.text_encoder:
-        yield spec.text_encoder, TEXT_ENCODER_FILES
+    yield from named_files(spec)
     if section.get("upsampler"):
         yield str(section["upsampler"]), UPSAMPLER_FILES
     yield from ((parse_lora(lora)[0], ()) for lora in (*spec.lora, *map(str, section.get("lora") or ())))

@@ -29,7 +29,7 @@ from ltx2_cli.runs.summary import request_rows
 from ltx2_cli.units import quantity
 from ltx2_cli.weights.hub import Download, check_disk_space, local_path
 from ltx2_cli.weights.lora import check_local_loras
-from ltx2_cli.weights.published import checkpoint_files
+from ltx2_cli.weights.published import named_files
 
 # Dotted keys that a command cannot change: fixed by saved latents, by a clip's record, by an unfinished run.
 FIXED_BY_LATENTS = frozenset({"height", "width", "num_frames", "num_videos", "model", "recipe"}).__contains__
@@ -43,7 +43,7 @@ def check_published(request: Request, typed: Typed) -> Plan | None:
     `UsageError` for one that is refused, `DoesNotFitError` for a model of known sizes that does not fit its devices."""
     spec = request.spec
     with suppress(UsageError):
-        if local_path(spec.checkpoint, checkpoint_files(spec.transformer)) is not None:
+        if local_path(*next(named_files(spec, request.networks))) is not None:
             return None
     check_local_loras([*spec.lora, *(spec.second_stage.lora or ())])
     try:
@@ -74,7 +74,7 @@ class DryRun:
         """From local files and the published configs. Raises `UsageError` and `DoesNotFitError` as the run would, as
         far as these tell."""
         plan = check_published(request, typed)
-        downloads = missing_downloads(request.spec, request.source is not None)
+        downloads = missing_downloads(request.spec, request.networks, request.source is not None)
         check_disk_space(downloads)
         if not downloads:
             return cls(request, downloads, fitting_plan(request, typed))
@@ -181,7 +181,7 @@ def check_downloads(session: Session, request: Request, auto_duration: bool = Fa
                 find_duration_head(plan.spec.checkpoint, plan.arch, offline=True)
             if enhances:
                 check_writer(plan)
-        downloads = missing_downloads(request.spec)
+        downloads = missing_downloads(request.spec, request.networks)
         check_disk_space(downloads)
         session.download_bytes = sum(file.size for file in downloads)
         for repository, parts in groupby(downloads, lambda file: file.repository):

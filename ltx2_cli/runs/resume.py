@@ -42,7 +42,8 @@ def resume(session: Session, path: Path, given: Mapping[str, str], allow_changes
         check_trust(merge_layers(given, kept.request), kept.request, session)
         spec = kept.spec({**moved_outputs(kept.spec({}), kept, given), **given})
     product, source = kept.goal  # the text was read before it was kept
-    request = Request(spec, find_devices(), source, product, frozenset({ENCODE, CONNECT}), FIXED_BY_RUN)
+    skipped = frozenset({ENCODE, CONNECT})
+    request = Request(spec, find_devices(), source, product, skipped, fixed=FIXED_BY_RUN)
     with agreed_plan(session, request) as plan:
         recorded = read_provenance(kept.request.values, str(kept.path))
         if (changes := [*environment_changes(recorded, plan)]) and not allow_changes:

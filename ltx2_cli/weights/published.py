@@ -2,10 +2,12 @@
 alone: listed without a network and without jax."""
 
 import csv
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ltx2_cli.request.profiles import DENOISER_FOLDER
+from ltx2_cli.request.spec import RunSpec
 
 NETWORKS = ("text_encoder", "connectors", "transformer", "vae", "audio_vae", "vocoder")  # the folders of a checkpoint
 WEIGHT_ENDINGS = (".safetensors", "-?????-of-?????.safetensors", ".safetensors.index.json")
@@ -17,18 +19,15 @@ def network_patterns(network: str) -> tuple[str, ...]:
     return (f"{network}/config.json", *(f"{network}/{stem}{ending}" for stem in stems for ending in WEIGHT_ENDINGS))
 
 
-FOLDER_FILES = (
-    *(pattern for network in NETWORKS for pattern in network_patterns(network)),
-    "tokenizer/*",
-    "scheduler/scheduler_config.json",
-)
+def checkpoint_files(networks: Collection[str]) -> tuple[str, ...]:
+    """Patterns of the files that are needed of a checkpoint's folder: all configs, and the weights of `networks`."""
+    configs = [network_patterns(network)[0] for network in NETWORKS]
+    weights = [pattern for network in NETWORKS if network in networks for pattern in network_patterns(network)[1:]]
+    tokenizer = ["tokenizer/*"] if "text_encoder" in networks else []
+    return (*configs, "scheduler/scheduler_config.json", *weights, *tokenizer)
 
 
-def checkpoint_files(transformer: str | None) -> tuple[str, ...]:
-    """Patterns of the files that are needed of a checkpoint's folder, without weights of the denoiser if a file has
-    them that is named `transformer`."""
-    own = network_patterns("transformer") if transformer else ()
-    return tuple(pattern for pattern in FOLDER_FILES if pattern not in own or pattern.endswith("config.json"))
+FOLDER_FILES = checkpoint_files(NETWORKS)
 
 
 TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
@@ -40,6 +39,23 @@ TEXT_ENCODER_FILES = (  # in a repository of its own, or in that of a checkpoint
     *(f"model{ending}" for ending in WEIGHT_ENDINGS),
     *network_patterns("text_encoder"),
 )
+
+
+def own_networks(networks: Collection[str], transformer: str | None) -> frozenset[str]:
+    """Those of the networks that a checkpoint's own folder has, beside a file `transformer` with the denoiser."""
+    return frozenset(networks) - ({"transformer"} if transformer else set())
+
+
+def named_files(spec: RunSpec, networks: Collection[str] = NETWORKS) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The addresses that a request names for these networks of a checkpoint, itself first, each with the files needed
+    of a repository."""
+    yield spec.checkpoint, checkpoint_files(own_networks(networks, spec.transformer))
+    if spec.transformer and "transformer" in networks:
+        yield spec.transformer, ()
+    if spec.text_encoder and "text_encoder" in networks:
+        yield spec.text_encoder, TEXT_ENCODER_FILES
+
+
 DURATION_HEAD = "duration_head"  # the folder of a duration head there
 DIFFUSION_DECODER = "diffusion_decoder"  # and that of a diffusion decoder
 UPSAMPLER = "latent_upsampler"  # the folder of an upsampler beside the networks of a checkpoint

@@ -97,7 +97,7 @@ class Core:
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     monkeypatch.setattr("ltx2_cli.runs.make.random_seed", lambda spec: 5)
-    monkeypatch.setattr(preflight, "missing_downloads", lambda spec: [])
+    monkeypatch.setattr(preflight, "missing_downloads", lambda spec, networks: [])
     monkeypatch.setattr(preflight, "check_published", lambda request, typed: None)
     monkeypatch.setattr(preflight, "fitting_plan", lambda request, typed: core.resolve(request.spec))
     monkeypatch.setattr(execute, "programs", lambda plan, ends: [])
@@ -189,7 +189,7 @@ def test_a_download_says_how_fast_it_was(ltx2: Run, core: Core, monkeypatch: pyt
     monkeypatch.setattr(preflight, "fitting_plan", fetch)
     monkeypatch.setattr(preflight, "check_disk_space", lambda downloads: None)
     files = [Download("a/b", name, size, False) for name, size in (("c", 4 * 10**9), ("d", 6 * 10**9))]
-    monkeypatch.setattr(preflight, "missing_downloads", lambda spec: files)
+    monkeypatch.setattr(preflight, "missing_downloads", lambda spec, networks: files)
     _, _, err = ltx2("generate", "--prompt", "rain")
     assert "downloading 10.0 GB of a/b into " in err
     assert "\ndownloaded 10.0 GB in 20 s, 0.5 GB/s\n" in err

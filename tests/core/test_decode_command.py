@@ -1,5 +1,6 @@
 """`ltx2 decode` on latents that a run has saved: the run's own media, each kind of file, and what does not fit."""
 
+import json
 import subprocess
 import wave
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from local_hub import local_hub
 from ltx2_cli.core.run import open_components
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.latents import open_latents
@@ -234,13 +236,42 @@ def test_files_of_the_denoiser_may_be_missing(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, path = open_latents(made / "latents.safetensors"), tmp_path / "l.safetensors"
-    record = file.metadata["record"]
+    record, distilled = file.metadata["record"], "Lightricks/LTX-2/ltx-2-19b-distilled-lora-384.safetensors"
     assert "lora: []" in record
-    record = record.replace("lora: []", "lora: [gone.safetensors]").replace(
-        "initial_noise: null", "initial_noise: gone"
+    record = record.replace("lora: []", "lora: [gone.safetensors]")
+    record = record.replace("initial_noise: null", "initial_noise: gone").replace(
+        f"- {distilled}", "- gone.safetensors"
     )
+    record = record.replace("transformer: null", "transformer: gone.gguf")
+    record = record.replace("text_encoder: null", "text_encoder: gone")
+    assert record.count("gone") == 5
     save_file(load_file(file.path), path, {**file.metadata, "record": record})
     assert run_program(monkeypatch, "decode", str(path), "-o", str(tmp_path / "a.wav")) == 0, capsys.readouterr().err
+
+
+def test_the_decoders_weights_alone_are_downloaded(
+    made: Path,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And a run that needs all networks downloads the others later."""
+    folder, cache, model, clip = checkpoint.folder, tmp_path / "hub", "someone/model", tmp_path / "a.mp4"
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    decoding = ["decode", str(made / "latents.safetensors"), "--model", model, "-o", str(clip)]
+    with local_hub(cache, monkeypatch, {model: files}):
+        assert run_program(monkeypatch, *decoding, "--dry-run", "--json") == 0
+        parts = json.loads(capsys.readouterr().out)["download"]["parts"]
+        assert not cache.exists()
+        assert run_program(monkeypatch, *decoding) == 0
+        assert run_program(monkeypatch, "generate", "rain", "--model", model, "--dry-run", "--json") == 0
+        later = json.loads(capsys.readouterr().out.splitlines()[-1])["download"]["parts"]
+    held = {path.parent.name for path in cache.rglob("*.safetensors")}
+    assert held == {"vae", "audio_vae", "vocoder"}
+    assert {name for name, size in parts.items() if size > 20_000} <= {f"{model}/{name}" for name in held}
+    assert later.keys() == {f"{model}/{name}" for name in ("text_encoder", "connectors", "transformer", "tokenizer")}
+    assert packets(clip) == packets(made / "clip.mp4")
 
 
 def test_warnings_are_printed_before_the_work(

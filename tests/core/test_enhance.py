@@ -14,6 +14,7 @@ from tokenizers import decoders
 from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
 from clips import TEXT_TOKENS, Checkpoint
+from local_hub import local_hub
 from ltx2_cli import LTX2
 from ltx2_cli.core.enhance import MOST_TOKENS, clean_answer
 from ltx2_cli.runs.enhance_settings import read_instructions
@@ -73,6 +74,17 @@ def by_transformers(folder: Path, idea: str) -> str:
 def test_the_text_is_that_of_transformers(writer, monkeypatch, capsys, more):
     """On one device and on eight, and with layers that come from the host's memory."""
     assert run_program(monkeypatch, "enhance", IDEAS[0], *options(writer), *more.split()) == 0
+    assert capsys.readouterr().out == by_transformers(writer, IDEAS[0]) + "\n"
+
+
+def test_the_text_encoder_alone_is_downloaded(writer, monkeypatch, capsys, tmp_path):
+    cache, model = tmp_path / "hub", "someone/writer"
+    files = {path.relative_to(writer).as_posix(): path.read_bytes() for path in writer.rglob("*.*") if path.is_file()}
+    refining = ["recipe=two_stage", "second_stage.lora=[gone.safetensors]", "compute=full"]
+    more = [part for setting in refining for part in ("--set", setting)]
+    with local_hub(cache, monkeypatch, {model: files}):
+        assert run_program(monkeypatch, "enhance", IDEAS[0], *options(model), *more) == 0
+    assert {path.parent.name for path in cache.rglob("*.safetensors")} == {"text_encoder"}
     assert capsys.readouterr().out == by_transformers(writer, IDEAS[0]) + "\n"
 
 

@@ -309,3 +309,11 @@ def test_a_missing_text_encoder_is_refused(newer: Twins, tmp_path: Path) -> None
         plan_of(single_file(tmp_path, newer))
     with pytest.raises(UsageError, match="has a text encoder of its own"):
         plan_of(newer.folder, text_encoder=str(newer.folder))
+
+
+def test_latents_decode_without_a_text_encoder(newer: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = plan_of(newer.folder).latent_shapes._asdict()
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "l.safetensors")
+    arguments = ["decode", str(tmp_path / "l.safetensors"), "--model", str(single_file(tmp_path, newer))]
+    assert run_program(monkeypatch, *arguments, "-o", str(tmp_path / "a.wav")) == 0
+    assert (tmp_path / "a.wav").stat().st_size > 10_000

@@ -22,7 +22,14 @@ from ltx2_cli.weights.hub import (
     local_path,
     locate_or_download,
 )
-from ltx2_cli.weights.published import FOLDER_FILES, NETWORKS, TEXT_ENCODER_FILES, checkpoint_files, companions
+from ltx2_cli.weights.published import (
+    FOLDER_FILES,
+    NETWORKS,
+    TEXT_ENCODER_FILES,
+    checkpoint_files,
+    companions,
+    own_networks,
+)
 
 MODEL = "someone/model"
 FILES = {
@@ -61,10 +68,10 @@ def test_downloads_are_listed_without_writing(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_weights_of_a_denoiser_from_elsewhere_are_not_downloaded(hub: Hub) -> None:
-    wanted = checkpoint_files("denoiser.gguf")
+    wanted = checkpoint_files(own_networks(NETWORKS, "denoiser.gguf"))
     assert NEEDED.keys() - names(list_downloads(MODEL, wanted)) == {"transformer/diffusion_pytorch_model.safetensors"}
     assert locate_or_download(MODEL, wanted) == local_path(MODEL, wanted)
-    assert local_path(MODEL, checkpoint_files(None)) is None
+    assert local_path(MODEL, FOLDER_FILES) is None
 
 
 def test_a_split_model_is_downloaded_with_the_files_beside_its_denoiser(
