@@ -67,6 +67,7 @@ MACHINES = (
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (1)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, OFFLOAD)),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, OFFLOAD)),
+    Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, OFFLOAD), note=" (1)"),
     Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
 )
 

@@ -150,7 +150,7 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32_BYTES * plan.prompts_at_once * heads * tokens * plan.text_tokens
-            arrived = _arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers // encoder.period)
+            arrived = _arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers)
             return 2 * states * _itemsize(spec.text_encoder_dtype) + scores + arrived
         case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
             itemsize, connectors = _itemsize(spec.dtype), plan.arch.connectors

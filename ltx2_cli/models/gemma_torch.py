@@ -3,10 +3,9 @@ no memory of its own. Importing this module takes seconds."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from transformers import Gemma3TextConfig, Gemma3TextModel, Gemma4UnifiedTextCon
 from transformers.activations import ACT2FN
 
 from ltx2_cli.errors import UsageError
-from ltx2_cli.nn.layer_loop import StackedLayers
+from ltx2_cli.nn.layer_loop import scan_periods
 from ltx2_cli.weights.checkpoint import AGAIN
 from ltx2_cli.weights.quantized_matrix import Matrix, widen
 
@@ -90,13 +89,13 @@ def hidden_states(module: TorchModule, weights: GemmaWeights, ids: jax.Array, ma
     """The result of `Gemma`, by its weights."""
     masks, tables = _masks(module.module.config, mask), _rope_tables(module, ids.shape[1], weights.embeddings.dtype)
 
-    def turn(x: jax.Array, stacks: Sequence[LayerWeights]) -> tuple[jax.Array, jax.Array]:
-        states = [*_layer_states(module, stacks, x, masks, tables)]
-        return states[-1], jnp.stack(states)
+    def body(x: jax.Array, place: int, layer: LayerWeights) -> tuple[jax.Array, jax.Array]:
+        x = _layer(module, place, layer, x, masks, tables)
+        return x, x
 
     with _operators(module):
         first = _embedded(module, weights.embeddings, ids)
-        last, states = StackedLayers(weights.layers).scan(turn, first)
+        last, states = scan_periods(weights.layers, body, first, jnp.stack)
         last = _call(module.environment, module.module.norm, {"weight": weights.norm}, last)
     between = states.reshape(-1, *first.shape)[:-1]
     return jnp.concatenate([first[:, None], jnp.moveaxis(between, 0, 1), last[:, None]], axis=1)
@@ -108,11 +107,11 @@ def further_states(
     ids: jax.Array,
     place: jax.Array | int,
     caches: Sequence[KeyValues],
-    ordered: Callable[[Sequence[LayerWeights]], Sequence[LayerWeights]],
+    ordered: Callable[[int, LayerWeights], LayerWeights],
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """The states [batch, tokens, channels] behind the final norm of the tokens `ids` from `place` on, which see those
-    before them in `caches`, one for each stack of layers; and the caches with them. `ordered` says how the layers of a
-    turn lie in memory."""
+    before them in `caches`, one for each stack of layers; and the caches with them. `ordered` says how a layer
+    at a place of the period lies in memory."""
     slots, places = caches[0].keys.shape[-2], place + jnp.arange(ids.shape[1])
     distance = places[:, None] - jnp.arange(slots)[None, :]
     masks = _masks_by_distance(module.module.config, distance, jnp.ones((1, slots), bool))
@@ -121,13 +120,14 @@ def further_states(
         for kind, both in _rope_tables(module, slots, weights.embeddings.dtype).items()
     }
 
-    def turn(x: jax.Array, scanned: Any) -> tuple[jax.Array, list[KeyValues]]:
-        written = [_LayerCache(module.environment, cache, place) for cache in scanned[1]]
-        *_, x = _layer_states(module, ordered(scanned[0]), x, masks, tables, written)
-        return x, [cache.new for cache in written]
+    def body(x: jax.Array, number: int, scanned: tuple[LayerWeights, KeyValues]) -> tuple[jax.Array, KeyValues]:
+        layer, before = scanned
+        cache = _LayerCache(module.environment, before, place)
+        return _layer(module, number, ordered(number, layer), x, masks, tables, cache), cache.new
 
     with _operators(module):
-        x, new = StackedLayers((weights.layers, caches)).scan(turn, _embedded(module, weights.embeddings, ids))
+        layers = [*zip(weights.layers, caches, strict=True)]
+        x, new = scan_periods(layers, body, _embedded(module, weights.embeddings, ids), list)
         x = _call(module.environment, module.module.norm, {"weight": weights.norm}, x)
     return x, jax.tree.map(partial(_put, place=place), caches, new)
 
@@ -149,21 +149,20 @@ class _LayerCache:
         return self.environment.j2t_iso(tuple(map(partial(_put, place=self.place), self.before, self.new)))
 
 
-def _layer_states(
+def _layer(
     module: TorchModule,
-    stacks: Sequence[LayerWeights],
+    place: int,
+    weights: LayerWeights,
     x: jax.Array,
     masks: Mapping[str, jax.Array],
     tables: Mapping[str, tuple[jax.Array, ...]],
-    caches: Iterable[_LayerCache | None] = repeat(None),
-) -> Iterator[jax.Array]:
-    """The state behind each layer of a period."""
-    model = module.module
-    for layer, kind, weights, cache in zip(model.layers, model.config.layer_types, stacks, caches, strict=False):
-        wide = {name: widen(weight, x.dtype) for name, weight in weights.items()}
-        named = {"attention_mask": masks[kind], "position_embeddings": tables[kind], "past_key_values": cache}
-        x = _call(module.environment, layer, wide, x, **named)
-        yield x
+    cache: _LayerCache | None = None,
+) -> jax.Array:
+    """The state behind a layer at a place of the period."""
+    layer, kind = module.module.layers[place], module.module.config.layer_types[place]
+    wide = {name: widen(weight, x.dtype) for name, weight in weights.items()}
+    named = {"attention_mask": masks[kind], "position_embeddings": tables[kind], "past_key_values": cache}
+    return _call(module.environment, layer, wide, x, **named)
 
 
 @contextmanager

@@ -51,11 +51,8 @@ def generate(
     ]
     empty = [KeyValues(*(jnp.zeros(shape, weights.embeddings.dtype) for _ in range(2))) for shape in shapes]
 
-    def ordered(stacks: Sequence[LayerWeights]) -> Sequence[LayerWeights]:
-        return [
-            {name: as_placed(place[name], matrix) for name, matrix in stack.items()}
-            for place, stack in zip(gemma.layers, stacks, strict=True)
-        ]
+    def ordered(place: int, layer: LayerWeights) -> LayerWeights:
+        return {name: as_placed(gemma.layers[place][name], matrix) for name, matrix in layer.items()}
 
     def following(states: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Token number `index` of the text, by the states [rows, channels] of the one before and of others; and whether

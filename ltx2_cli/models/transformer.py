@@ -109,15 +109,17 @@ class Transformer(nnx.Module):
         self.arch, self.scan_layers = arch, scan_layers
 
     def text_context(self, text: Arrays) -> TextContext:
-        """The layers' text, from the connectors' output [contexts, tokens, dim]; computed once for all steps."""
-        tokens = map_streams(StreamIO.read, Streams(self.video, self.audio), text)
-        if any(stream.text_modulated for stream in self.arch.streams):
+        """The layers' text, from the connectors' output [contexts, tokens, dim], for all steps: with the keys and
+        values of each layer, unless the noise level modulates them or layers lie in the host's memory. Then devices
+        have little memory, and a loop over the layers would copy them all."""
+        tokens, layers = map_streams(StreamIO.read, Streams(self.video, self.audio), text), StackedLayers(self.blocks)
+        if layers.host or any(stream.text_modulated for stream in self.arch.streams):
             return TextContext(tokens, None)
 
         def read(nothing: tuple[()], block: Block) -> tuple[tuple[()], Streams[KeysValues | None]]:
             return nothing, block.text_keys_values(tokens, Streams(None, None))
 
-        _, keys_values = StackedLayers(self.blocks).scan(read, ())
+        _, keys_values = layers.scan(read, ())
         heads_split = (None, None, None, "heads")
         return TextContext(tokens, jax.tree.map(lambda x: constrain(x, heads_split), keys_values))
 

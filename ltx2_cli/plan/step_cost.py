@@ -16,7 +16,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.request.spec import ComputeType, DType, RunSpec, WeightType
+from ltx2_cli.request.spec import ComputeType, DType, Offload, RunSpec, WeightType
 from ltx2_cli.units import FLOAT32_BYTES, Interval
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
@@ -142,7 +142,7 @@ class Step(NamedTuple):
         others = [size for axis, size in sharding.mesh.shape.items() if axis not in named]
         parts = sharding.parts("heads") * math.prod(others)
         here = self.rows(sharding).on_device(sharding), self.tokens.on_device(sharding)
-        return denoiser_flops(self.arch, self.tokens, *here, cost=cost) / parts
+        return denoiser_flops(self.arch, self.tokens, *here, cost=cost, offload=sharding.offload) / parts
 
     def compute_seconds(self, sharding: ShardingPlan, rates: Chip) -> float:
         """The least seconds of arithmetic on one device, at the published rates."""
@@ -221,30 +221,41 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, spec.compute, types)
 
 
+def keeps_text(arch: TransformerArch, offload: Offload) -> bool:
+    """Whether keys and values of the text are made once for all steps. They are not where the noise level modulates
+    them, nor where layers lie on the host, since devices have little memory."""
+    return offload is Offload.none and not any(stream.text_modulated for stream in arch.streams)
+
+
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
-    """Bytes of the text on a device during a stage: its features, and the keys and values of every layer unless the
-    noise level modulates them."""
+    """Bytes of the text on a device during a stage: its features, and the keys and values of every layer if these are
+    kept."""
     channel = prompts * spec.max_sequence_length * (FLOAT32_BYTES if spec.dtype is DType.float32 else 2)
     text, parts = channel * sum(stream.text_width for stream in arch.streams), sharding.parts("heads")
-    if any(stream.text_modulated for stream in arch.streams):
+    if not keeps_text(arch, sharding.offload):
         return text
     split = sum(stream.width if stream.width % parts else stream.width // parts for stream in arch.streams)
     return text + 2 * arch.num_layers * channel * split
 
 
 def denoiser_flops(
-    arch: TransformerArch, tokens: TokenCounts, rows: Rows, here: TokenCounts | None = None, cost: float = 1.0
+    arch: TransformerArch,
+    tokens: TokenCounts,
+    rows: Rows,
+    here: TokenCounts | None = None,
+    cost: float = 1.0,
+    offload: Offload = Offload.none,
 ) -> float:
     """Operations of one forward of both streams; `here`: the tokens of one device; `cost` multiplies those of products
-    with matrices of layers. Keys and values of the text count
-    only if the noise level modulates them; otherwise they are computed once a stage."""
+    with matrices of layers. Keys and values of the text count unless they are kept: then they are computed once a
+    stage."""
     here, count = here or tokens, rows._asdict()
     products = 0.0
     for (stream, kind), numbers in _denoiser_matrices(arch).items():
         if stream:
             layers, each = (arch.num_layers, cost) if kind in ("in_layers", "cross_modal") else (1, 1.0)
             products += each * (numbers // layers) * count[kind] * getattr(here, stream)
-        elif kind == "text" and any(stream.text_modulated for stream in arch.streams):
+        elif kind == "text" and not keeps_text(arch, offload):
             products += cost * numbers * rows.contexts * tokens.text
         elif kind == "timestep":
             products += numbers

@@ -37,6 +37,7 @@ REQUESTS: dict[str, dict[str, object]] = {
 FITS, DEMO, MOST = "fits", "demo", "most of the memory"
 HEADS, INT8 = "--set sharding.mesh.heads=4", "--set weights=int8"
 OFFLOAD = "--set offload=layers"
+BOTH = f"{INT8} {OFFLOAD}"
 # What each device is told, by request: that it fits; what to ask instead, which is chosen where the sharding is left
 # open; or that only the embedded model fits.
 EXPECTED = {
@@ -46,7 +47,7 @@ EXPECTED = {
     "tpu7x-8": (FITS, FITS, FITS, FITS),
     "v5e-1": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
     "24 GB": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
-    "8 GB": (DEMO, DEMO, DEMO, FITS),
+    "8 GB": (BOTH, f"{MOST} {BOTH}", DEMO, FITS),
     "48 GB": (INT8, INT8, INT8, FITS),
     "80 GB": (FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, FITS),

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from compilers import needs_libtpu
 from ltx2_cli.estimate.hlo import computations
 from ltx2_cli.estimate.offline import topology
-from ltx2_cli.nn.layer_loop import StackedLayers
+from ltx2_cli.nn.layer_loop import StackedLayers, scan_periods
 from ltx2_cli.nn.layers import FeedForward
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
@@ -64,3 +64,33 @@ def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
     assert len(starts) == len(ends) == len(products) == 4
     assert starts[0] < products[0] < products[1] < ends[0]
     assert starts[-1] < products[2] < ends[1]
+
+
+@needs_libtpu
+def test_layers_of_a_period_arrive_one_at_a_time() -> None:
+    """A turn of the loop has all layers of a period, of which two are on the device at a time."""
+    plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
+    plan, period = replace(plan, offload=Offload.layers), 6
+    places = [
+        FeedForward(Scope("bfloat16").stacked("blocks", range(place, 2 * period, period)), WIDTH)
+        for place in range(period)
+    ]
+    places = [
+        map_weights(lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))), place)
+        for place in places
+    ]
+    x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
+
+    def run(places: list[nnx.Module], x: jax.Array) -> jax.Array:
+        with activate(plan):
+            return scan_periods(places, lambda x, place, layer: (x + layer(x), None), x, list)[0]
+
+    compiled = jax.jit(run).lower(places, x).compile()
+    layer = 2 * 4 * WIDTH**2 * 2
+    # two layers, the place in the state of the loop, and the activations of one
+    assert compiled.memory_analysis().temp_size_in_bytes < 4.5 * layer
+    turn = loops(compiled.as_text() or "")[0]
+    starts, ends = ([at for at, (kind, _) in enumerate(turn) if kind == f"dynamic-slice-{end}"] for end in ENDS)
+    products = [at for at, (_, line) in enumerate(turn) if "kind=kOutput" in line]
+    assert len(starts) == len(ends) == len(products) == 2 * period
+    assert all(starts[2 * place] < products[2 * place + 1] < ends[2 * place] for place in range(period))
