@@ -79,16 +79,16 @@ class StackedLayers:
 
 
 def scan_periods(
-    layers: Sequence[Any], body: Callable[[X, int, Any], tuple[X, Y]], x: X, joined: Callable[[list[Y]], Z]
+    layers: Sequence[Any], body: Callable[[X, int, Any], tuple[X, Y]], x: X, combine: Callable[[list[Y]], Z]
 ) -> tuple[X, Z]:
     """`jax.lax.scan` over layers of several kinds that repeat, one of each kind in a period: `body(x, place, layer)`,
-    with `layers` as a tree of stacked arrays for each place of the period. `joined` makes the result of a turn, which
-    has a period, of those of its layers. Barriers keep the layers apart."""
+    with `layers` as a tree of stacked arrays for each place of the period. `combine` makes one result of those of
+    a period's layers; the results of all periods are stacked. Barriers keep the layers apart."""
     stacks = [StackedLayers(stack) for stack in layers]
 
     def lone(x: X, layer: Any) -> tuple[X, Z]:
         x, y = body(x, 0, layer)
-        return x, joined([y])
+        return x, combine([y])
 
     def turn(state: tuple[X, Copied], scanned: Any) -> tuple[tuple[X, Copied], Z]:
         (x, copied), (index, here), ys = state, scanned, list[Y]()
@@ -98,7 +98,7 @@ def scan_periods(
             following = stacks[0].copy(index + 1) if last else stacks[place + 1].copy(index)
             x, y = body(x, place, stack.joined(copied, here[place]))
             copied, ys = following, [*ys, y]
-        return (jax.lax.optimization_barrier(x), copied), joined(ys)
+        return (jax.lax.optimization_barrier(x), copied), combine(ys)
 
     if len(stacks) == 1:
         return stacks[0].scan(lone, x)
