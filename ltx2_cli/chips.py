@@ -111,8 +111,10 @@ CHIPS = read_chips(TABLE.read_text(encoding="utf-8").splitlines())
 
 def chip(name: str) -> Chip | None:
     """The chip of a `device_kind`, of a topology such as `v6e:2x4`, or of its name; None for one not known here. The
-    first that matches counts: L40S stands before L4."""
+    first that matches counts: L40S stands before L4. A GeForce with a further word, such as Laptop, is another chip."""
     for entry in CHIPS:
-        if name == entry.name or name.startswith((*entry.kinds, f"{entry.name}:")):
+        exact = [entry.name, *(kind for kind in entry.kinds if "GeForce" in kind)]
+        starts = [f"{entry.name}:", *(kind for kind in entry.kinds if kind not in exact)]
+        if name in exact or name.startswith(tuple(starts)):
             return entry
     return None

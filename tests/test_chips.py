@@ -35,6 +35,9 @@ TPU7X = tpus("TPU7x", 8, cores=2)
         ("NVIDIA A100 80GB PCIe", "A100-80GB"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti"),
+        ("NVIDIA GeForce RTX 4060", "RTX 4060"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
         ("NVIDIA RTX A6000", "RTX A6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000"),
@@ -48,14 +51,15 @@ def test_chips_are_found_by_every_name(name: str, expected: str):
 
 
 def test_unknown_devices_are_no_chips():
-    assert [chip(name) for name in ("cpu", "TPU v4", "v6", "v6ex:1", "")] == [None] * 5
+    geforce = "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4080 SUPER"
+    assert [chip(name) for name in ("cpu", "TPU v4", "v6", "v6ex:1", "", *geforce)] == [None] * 7
 
 
 def test_ratios_of_the_figures_are_plausible():
     """A device can read its memory in a moment and has hundreds of operations for a byte, thousands for one sent."""
     for published in CHIPS:
         assert 0.005 < published.hbm_bytes / published.hbm_bandwidth < 0.09, published.name
-        assert 100 < published.flops / published.hbm_bandwidth < 700, published.name
+        assert 70 < published.flops / published.hbm_bandwidth < 700, published.name
         assert 700 < published.flops / published.link_bandwidth < 12000, published.name
         for rate in filter(None, (published.int8_ops, published.fp8_flops)):
             assert 1.9 < rate / published.flops < 4.1, published.name
