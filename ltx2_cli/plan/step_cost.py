@@ -49,7 +49,7 @@ ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, likewise.
 IN_EIGHT_BITS = Interval(1.4, 2.3)
 # The share of what leaves early that arithmetic waits for: the smallest in the schedules of benchmarks/results.md.
-WAITED_FOR = 0.1
+WAITED_FOR = 0.015
 # Decoding by diffusion, whose attention multiplies more than its windows and takes powers of what it masks. By the
 # schedules for 768x512.
 BY_DIFFUSION = Interval(10.8, 11.3)
