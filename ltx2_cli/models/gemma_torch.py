@@ -110,8 +110,8 @@ def further_states(
     ordered: Callable[[int, LayerWeights], LayerWeights],
 ) -> tuple[jax.Array, Sequence[KeyValues]]:
     """The states [batch, tokens, channels] behind the final norm of the tokens `ids` from `place` on, which see those
-    before them in `caches`, one for each stack of layers; and the caches with them. `ordered` says how a layer
-    at a place of the period lies in memory."""
+    before them in `caches`, one for each stack of layers; and the caches with them. `ordered` says how a layer at a
+    place of the period lies in memory."""
     slots, places = caches[0].keys.shape[-2], place + jnp.arange(ids.shape[1])
     distance = places[:, None] - jnp.arange(slots)[None, :]
     masks = _masks_by_distance(module.module.config, distance, jnp.ones((1, slots), bool))

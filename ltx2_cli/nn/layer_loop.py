@@ -82,8 +82,8 @@ def scan_periods(
     layers: Sequence[Any], body: Callable[[X, int, Any], tuple[X, Y]], x: X, combine: Callable[[list[Y]], Z]
 ) -> tuple[X, Z]:
     """`jax.lax.scan` over layers of several kinds that repeat, one of each kind in a period: `body(x, place, layer)`,
-    with `layers` as a tree of stacked arrays for each place of the period. `combine` makes one result of those of
-    a period's layers; the results of all periods are stacked. Barriers keep the layers apart."""
+    with `layers` as a tree of stacked arrays for each place of the period. `combine` makes one result of those of a
+    period's layers; the results of all periods are stacked. Barriers keep the layers apart."""
     stacks = [StackedLayers(stack) for stack in layers]
 
     def lone(x: X, layer: Any) -> tuple[X, Z]:

@@ -116,9 +116,9 @@ def kept_networks(plan: Plan) -> tuple[str, ...]:
 def resolve(spec: RunSpec, source: InitialLatents | None = None, networks: Collection[str] = NETWORKS) -> Plan:
     """Find the checkpoint, check it against its configs, and decide everything that the request leaves open.
 
-    With latents `source` the plan has the second stage alone, and its size follows from theirs. Without some of a
-    checkpoint's `networks` it is for a command that reads those alone. Raises `UsageError`
-    with all problems of a kind, for a request or checkpoint that cannot be run.
+    With latents `source` the plan has the second stage alone, and its size follows from theirs. With some of a
+    checkpoint's `networks` it is for a command that reads these alone. Raises `UsageError` with all problems of a
+    kind, for a request or checkpoint that cannot be run.
     """
     if jax.process_count() > 1 and spec.seed is None:
         raise UsageError("several hosts need one seed between them", typed("seed", "N"))

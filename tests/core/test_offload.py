@@ -8,9 +8,11 @@ from safetensors.numpy import load_file
 
 from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.encode import text_programs
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.models.networks import DENOISER
-from ltx2_cli.plan.inputs import STAGE2_DENOISER
+from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_DENOISER
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.host import HOST
 from ltx2_cli.weights.load import not_finite
@@ -55,6 +57,22 @@ def test_stacked_matrices_lie_on_the_host(checkpoint: Checkpoint, second_stage: 
         stacked = bool(name[1]) and array.ndim == 3
         assert (array.sharding.memory_kind == HOST) == stacked, name
         assert np.array_equal(array, found["none"][name])
+
+
+@pytest.mark.parametrize(("offload", "held"), [("none", 0), ("layers", 7)])
+def test_a_layer_at_a_time_is_on_the_way_to_a_device(offload: str, held: int, checkpoint: Checkpoint) -> None:
+    """The loop of the text encoder, whose attention repeats after two layers, hands on the seven matrices of
+    one. The denoiser keeps keys and values of the text for all steps only where its layers lie on the device."""
+    plan = plan_of(checkpoint, CASE, 5, offload=offload, **HALF)
+    assert plan.arch.text_encoder.period == 2
+    encoder, *_ = text_programs(plan, [CONNECTORS])
+    (loop,) = (
+        each for each in encoder.function.trace(*encoder.arguments()).jaxpr.eqns if each.primitive.name == "scan"
+    )
+    carried = loop.invars[loop.params["num_consts"] :][: loop.params["num_carry"]]
+    assert len(carried) == 1 + held  # the state, and what arrives
+    text = stage_programs(plan, 0).text.outputs()
+    assert (text.keys_values is None) == (offload == "layers")
 
 
 def test_layers_that_are_not_in_a_loop_are_refused(
