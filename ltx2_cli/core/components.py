@@ -1,6 +1,6 @@
 """Networks on the devices: load, keep, free."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -25,7 +25,7 @@ from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.checkpoint import TensorFiles, count_and_list
 from ltx2_cli.weights.declare import Weight, map_weights
-from ltx2_cli.weights.load import load_weights, merge_lora, not_finite
+from ltx2_cli.weights.load import Loading, SentChunk, merge_lora, not_finite
 from ltx2_cli.weights.page_cache import cache_requests
 from ltx2_cli.weights.quantized_matrix import placed
 from ltx2_cli.weights.tensors import Tensor
@@ -53,6 +53,7 @@ class Components:
         self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
         self.order = list[str]()  # of all networks of the programs, that of their use
         self.requests = list[Future[None]]()  # that the system reads what is loaded next into its cache
+        self.ahead = dict[str, tuple[Loading[nnx.Module], Future[deque[SentChunk]]]]()  # which are on their way
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     def adopt(self, plan: Plan) -> None:
@@ -96,6 +97,10 @@ class Components:
             self.compilations.clear()
             self.order = []
             self._cancel_requests()
+            for loading, arriving in self.ahead.values():
+                loading.cancel()
+                arriving.cancel()
+            self.ahead.clear()
 
     @contextmanager
     def use(self, name: str, report: Report) -> Iterator[Any]:
@@ -108,8 +113,9 @@ class Components:
             spoken = name.replace("_", " ")
             self._cancel_requests()  # what is loaded now comes first
             with report.activity(f"{LOAD} {spoken}"), memory_for(f"{LOAD} the {spoken}", self.plan):
+                here = name == STAGE2_DENOISER or name in self.ahead  # all of it, or most
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
-                if name != STAGE2_DENOISER:  # which is mostly in memory
+                if not here:
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.loaded.add(name)
             self.after_load(name)
@@ -131,6 +137,14 @@ class Components:
                 file, names = files[broken[0]].file, "; ".join(count_and_list({"not finite": broken}))
                 raise RunError(f"the {name} in {file} is damaged: {names}", "download it again") from error
             raise
+
+    def send_ahead(self, names: Collection[str]) -> None:
+        """Send the weights of networks that the programs use next, while the devices work with another network. The
+        devices have the memory for both. `use` finishes them, by programs that all hosts run in one order."""
+        missing = [name for name in self.order if name in names and name not in (*self.resident, *self.ahead)]
+        loadings = [self._loading(name, name) for name in missing]
+        arriving = in_background("send", (loading.send_all for loading in loadings))
+        self.ahead.update(zip(missing, zip(loadings, arriving, strict=True), strict=True))
 
     def _request_next(self, name: str) -> None:
         """While the devices work with this network, have the system read what is loaded after it."""
@@ -155,9 +169,16 @@ class Components:
     def _files(self, name: str) -> TensorFiles:
         return text_encoder_files(self.plan) if name == TEXT_ENCODER else self.plan.checkpoint.files[name]
 
-    def _loaded(self, name: str, where: str) -> Any:
+    def _loading(self, name: str, where: str) -> Loading[Any]:
         plan = self.plan
-        return load_weights(plan.network(name), self._files(name), placement(plan, where), plan.lora_deltas.get(name))
+        return Loading(plan.network(name), self._files(name), placement(plan, where), plan.lora_deltas.get(name))
+
+    def _loaded(self, name: str, where: str) -> Any:
+        if name not in self.ahead:
+            loading = self._loading(name, where)
+            return loading.finish(loading.send())
+        loading, arriving = self.ahead.pop(name)
+        return loading.finish(_emptied(arriving.result()))
 
     def _refiner(self) -> nnx.Module:
         """The second stage's denoiser: the first stage's with further LoRAs merged in, or loaded from files if that one
@@ -169,6 +190,12 @@ class Components:
         denoiser = denoiser or self._loaded(DENOISER, STAGE2_DENOISER)
         merge_lora(denoiser, placement(self.plan, STAGE2_DENOISER), self.plan.lora_deltas[STAGE2_DENOISER])
         return denoiser
+
+
+def _emptied(chunks: deque[SentChunk]) -> Iterator[SentChunk]:
+    """Chunks that leave the devices' memory when they are finished."""
+    while chunks:
+        yield chunks.popleft()
 
 
 def placement(plan: Plan, name: str) -> Placement:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ltx2_cli.core.advice import memory_for
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.denoise_memory import decodes_beside
 from ltx2_cli.core.not_finite import check_stage, locate_not_finite
 from ltx2_cli.core.report import DENOISE, Advance, Report
 from ltx2_cli.core.stage_programs import StageRun
@@ -20,7 +21,7 @@ from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.phases import Denoise
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.request.spec import Streams
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -40,6 +41,8 @@ def denoise_stage(
     reference to the denoiser and its inputs exists: they leave the devices when this ends."""
     stage = phase.stage
     with memory_for(DENOISE, plan), components.use(stage.network, report) as denoiser:
+        if state.phase + 1 == len(plan.phases) and decodes_beside(plan):
+            components.send_ahead(DECODERS)
         run = StageRun(plan, phase, denoiser, state.contexts[stage.connectors], condition_latents)
         if stage.draws_noise:
             with report.activity("compile noise"):

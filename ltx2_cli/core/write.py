@@ -12,6 +12,7 @@ import numpy as np
 from ltx2_cli.artifacts.outputs import Product, latents_paths, output_paths, record_path, sheet_path, single_specs
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
+from ltx2_cli.core.denoise_memory import kept_networks
 from ltx2_cli.core.join import finished_clips
 from ltx2_cli.core.provenance import SKIPPED_FORWARDS, extend_history, input_files, network_files, provenance
 from ltx2_cli.core.report import WRITE, Report
@@ -37,7 +38,7 @@ from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.contact_sheet import write_contact_sheet
 from ltx2_cli.media.packets import write_clip
 from ltx2_cli.media.write import write_record
-from ltx2_cli.plan.resolve import Plan, kept_networks
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import to_yaml
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.weights.digests import digests, hash_later, quick_digest

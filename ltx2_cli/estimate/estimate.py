@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ltx2_cli.chips import Chip, chip
+from ltx2_cli.core.denoise_memory import host_bytes
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.core.stage_programs import stage_programs
@@ -20,7 +21,6 @@ from ltx2_cli.estimate.phases import (
     PHASES,
     REFINE,
     PhaseMemory,
-    host_bytes,
     phase_memory,
     phase_names,
     read_bytes,

@@ -2,29 +2,34 @@
 to `memory_analysis()` of programs compiled by libtpu 0.0.42; `tests/estimate/test_phases.py` has the figures."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.advice import UPSAMPLE
 from ltx2_cli.core.components import placement
+from ltx2_cli.core.denoise_memory import (
+    SCORE_COPIES,
+    arrived_bytes,
+    denoise_bytes,
+    host_bytes,
+    network_bytes,
+)
 from ltx2_cli.core.encode import text_sharding
 from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.run import START
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.models.networks import DENOISER
-from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.phases import Denoise, Upsample
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
-from ltx2_cli.plan.step_cost import text_bytes
-from ltx2_cli.request.spec import AttentionBackend, DType, Offload, Streams
+from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import FLOAT32_BYTES
-from ltx2_cli.weights.declare import kinds, weights
+from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
-from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
+from ltx2_cli.weights.quantized_matrix import bytes_on_host
 
 ENCODE, CONNECT, REFINE = "encode", "connect", "refine"
 INPUT_VIDEOS, INPUT_AUDIO = "input video", "input audio"
@@ -40,12 +45,7 @@ PHASES = {
     DECODE: DECODERS,
 }
 LOOPS = (DENOISE, REFINE)  # the phase of each stage's steps
-MLP_EXPANSION = 4
-LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
 LIVE_UPSAMPLER = 7  # buffers as large as the upsampler's widest activation
-LIVE_CACHE = 4  # times what the cache of the first block keeps: itself, and copies while it is compared and renewed
-TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
-SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
 
 
 class PhaseMemory(NamedTuple):
@@ -81,19 +81,14 @@ def stage_of(plan: Plan, phase: str) -> Stage:
 
 def weight_bytes(plan: Plan) -> dict[str, int]:
     """Bytes of each network on each device."""
-    return {name: _network_bytes(plan, name) for name in plan.networks.present()}
+    return {name: network_bytes(plan, name) for name in plan.networks.present()}
 
 
 def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
     """Bytes of the weights that a phase reads on each device; `sizes`: of `weight_bytes`."""
     if phase in LOOPS:
-        return _network_bytes(plan, stage_of(plan, phase).network)
+        return network_bytes(plan, stage_of(plan, phase).network)
     return sum(sizes.get(name, 0) for name in PHASES[phase])
-
-
-def host_bytes(plan: Plan, name: str) -> int:
-    """Bytes of a network in the host's memory for each device."""
-    return _network_bytes(plan, name, bytes_on_host)
 
 
 def offloaded_bytes(plan: Plan, phases: Collection[str]) -> int:
@@ -102,12 +97,6 @@ def offloaded_bytes(plan: Plan, phases: Collection[str]) -> int:
     present = plan.networks.present().keys()
     together = [present] if plan.spec.keep_resident else [present & PHASES[phase] for phase in phases]
     return max(sum(host_bytes(plan, name) for name in names) for names in together)
-
-
-def _network_bytes(plan: Plan, name: str, counted: Callable[[Any, Place], int] = bytes_on_device) -> int:
-    """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
-    place = placement(plan, name)
-    return sum(len(alike) * counted(alike[0].get_value(), place(alike[0])) for alike in kinds(plan.network(name)))
 
 
 def _largest_stack(plan: Plan, names: Collection[str]) -> int:
@@ -142,79 +131,29 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "input video":  # the activations of the first layers, which are the largest, of one image or video
             channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
             at_once = max(min(count, frames) * patches for count, patches in encoded_videos(plan))
-            return LIVE_BUFFERS * at_once * channels * _itemsize(plan.spec.dtype)
+            return LIVE_BUFFERS * at_once * channels * plan.spec.dtype.itemsize
         case "input audio":  # the activations of the first layers, which are the largest
             audio = plan.arch.audio_vae
             instants = audio.compression * plan.stages[-1].geometry.audio_frames
-            return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * _itemsize(plan.spec.dtype)
+            return LIVE_BUFFERS * instants * audio.mel_bins * audio.base_channels * plan.spec.dtype.itemsize
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32_BYTES * plan.prompts_at_once * heads * tokens * plan.text_tokens
-            arrived = _arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers)
-            return 2 * states * _itemsize(spec.text_encoder_dtype) + scores + arrived
+            arrived = arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers)
+            return 2 * states * spec.text_encoder_dtype.itemsize + scores + arrived
         case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
-            itemsize, connectors = _itemsize(spec.dtype), plan.arch.connectors
+            itemsize, connectors = spec.dtype.itemsize, plan.arch.connectors
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
-            arrived = _arrived_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
-            return states * (_itemsize(spec.text_encoder_dtype) + FLOAT32_BYTES + scaled) + contexts + arrived
+            arrived = arrived_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
+            return states * (spec.text_encoder_dtype.itemsize + FLOAT32_BYTES + scaled) + contexts + arrived
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
-            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * _itemsize(plan.spec.dtype)
+            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
         case "decode":
             return plan.decoding.bytes
-    return _denoise_bytes(plan, stage_of(plan, phase))
-
-
-def _denoise_bytes(plan: Plan, stage: Stage) -> int:
-    """A stage's loop: the text, rotary tables, latents, the activations of one layer, copies of matrices, and layers
-    that came from the host."""
-    arch, itemsize = plan.arch.transformer, _itemsize(plan.spec.dtype)
-    streams, audio_width = arch.streams, arch.streams.audio.width
-    text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
-    # In float32: sines and cosines for self-attention and towards the other stream, split over devices; latents and the
-    # velocities of all passes, whole.
-    tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
-    widths = [stream.width for stream in streams]
-    ropes = sum(
-        2 * FLOAT32_BYTES * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True)
-    )
-    ropes //= stage.sharding.parts("tokens") * stage.sharding.parts("heads")
-    latents = FLOAT32_BYTES * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
-    rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
-    local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
-    inner = sum(
-        count * MLP_EXPANSION * _parts(width, stage, "heads") for count, width in zip(local, widths, strict=True)
-    )
-    layer = LIVE_FORWARD * rows * inner * itemsize
-    if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
-        scores = FLOAT32_BYTES * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
-        layer += SCORE_COPIES * min(scores, SCORE_BYTES)
-    copies = 0
-    if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
-        matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
-        copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
-    cached = 0
-    if stage.first_block_cache is not None:  # what the first layer added to a stream, and all others to both
-        added = [count * width for count, width in zip(local, widths, strict=True)]
-        cached = LIVE_CACHE * rows * itemsize * (added[0 if local.video else 1] + sum(added))
-    return text + ropes + latents + layer + cached + copies + _arrived_bytes(plan, stage.network, arch.num_layers)
-
-
-def _arrived_bytes(plan: Plan, name: str, turns: int) -> int:
-    """Bytes on a device of a network's layers that came from the host, in a loop of so many turns."""
-    return TURNS_HERE * host_bytes(plan, name) // turns
-
-
-def _itemsize(dtype: DType) -> int:
-    return FLOAT32_BYTES if dtype is DType.float32 else 2
-
-
-def _parts(size: int, stage: Stage, axis: str) -> int:
-    """Size of an axis on a device; an axis that does not divide is not split."""
-    parts = stage.sharding.parts(axis)
-    return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
+    return denoise_bytes(plan, stage_of(plan, phase))
 
 
 def encoded_videos(plan: Plan) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from ltx2_cli.plan.open import find_diffusion_decoder, open_checkpoint, open_lor
 from ltx2_cli.plan.phases import Denoise, Phase, Upsample
 from ltx2_cli.plan.positions import weights_references
 from ltx2_cli.plan.stages import InitialLatents, Stage
-from ltx2_cli.plan.step_cost import step_of, text_bytes
+from ltx2_cli.plan.step_cost import step_of
 from ltx2_cli.plan.unused import ResolvedRequest, unused_options
 from ltx2_cli.request.spec import Decoder, DType, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
@@ -99,18 +99,6 @@ class Plan(PlanInputs):
             phases += [Upsample(number, stage)] if stage.source else []
             phases += [Denoise(number, stage, window) for window in range(len(stage.windows)) if stage.steps]
         return tuple(phases)
-
-
-def decodes_beside(plan: Plan) -> bool:
-    """Whether the decoders fit into memory beside the denoisers, so that each batch can be decoded when it is done."""
-    left = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
-    text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
-    return left >= plan.decoding.bytes + text
-
-
-def kept_networks(plan: Plan) -> tuple[str, ...]:
-    """Networks kept between batches: the decoders, if they fit beside the denoiser."""
-    return DECODERS if len(plan.batches) > 1 and decodes_beside(plan) else ()
 
 
 def resolve(spec: RunSpec, source: InitialLatents | None = None, networks: Collection[str] = NETWORKS) -> Plan:

@@ -16,7 +16,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.request.spec import ComputeType, DType, Offload, RunSpec, WeightType
+from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
 from ltx2_cli.units import FLOAT32_BYTES, Interval
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
@@ -216,7 +216,7 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     texts = 1 + len(spec.segments) + (spec.nag_scale is not None)
     tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length, texts)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
-    itemsize = FLOAT32_BYTES if spec.dtype is DType.float32 else 2
+    itemsize = spec.dtype.itemsize
     types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, spec.compute, types)
 
@@ -230,7 +230,7 @@ def keeps_text(arch: TransformerArch, offload: Offload) -> bool:
 def text_bytes(spec: RunSpec, arch: TransformerArch, prompts: int, sharding: ShardingPlan) -> int:
     """Bytes of the text on a device during a stage: its features, and the keys and values of every layer if these are
     kept."""
-    channel = prompts * spec.max_sequence_length * (FLOAT32_BYTES if spec.dtype is DType.float32 else 2)
+    channel = prompts * spec.max_sequence_length * spec.dtype.itemsize
     text, parts = channel * sum(stream.text_width for stream in arch.streams), sharding.parts("heads")
     if not keeps_text(arch, sharding.offload):
         return text

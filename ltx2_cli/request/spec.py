@@ -25,6 +25,11 @@ class DType(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return 4 if self is DType.float32 else 2
+
 
 class WeightType(StrEnum):
     """A type in which matrices are held; `auto`: eight bits as in the files, else the data type of their network."""

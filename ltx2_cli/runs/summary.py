@@ -4,8 +4,9 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from ltx2_cli.core.advice import UPSAMPLE
+from ltx2_cli.core.denoise_memory import host_bytes
 from ltx2_cli.core.report import DECODE, DENOISE
-from ltx2_cli.estimate.phases import REFINE, host_bytes
+from ltx2_cli.estimate.phases import REFINE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan

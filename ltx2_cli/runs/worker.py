@@ -13,6 +13,7 @@ from typing import TypeVar
 from ltx2_cli.artifacts.files import ReservedError, reserve
 from ltx2_cli.artifacts.outputs import Product, check_distinct, check_outputs, outputs, read_files, run_file
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.denoise_memory import decodes_beside
 from ltx2_cli.core.encoder_copy import copy_text_encoder
 from ltx2_cli.core.preview import Preview
 from ltx2_cli.core.provenance import input_files
@@ -30,7 +31,7 @@ from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.plan.batching import batch_key, joint_plan, member_plan
 from ltx2_cli.plan.conditions import read_input_videos
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, network_values
-from ltx2_cli.plan.resolve import DECODERS, Plan, decodes_beside
+from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.advance_together import advance_together
 from ltx2_cli.runs.batch_size import choose_batch_size, in_batch, kept_batch_size

@@ -5,10 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, reduce
+from itertools import chain
 from math import prod
 from operator import attrgetter
 from os import cpu_count
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,77 @@ def mismatches(module: nnx.Module, files: TensorFiles) -> list[str]:
     return count_and_list(problems)
 
 
+class SentChunk(NamedTuple):
+    """A chunk on the devices, as it was sent."""
+
+    chunk: Chunk
+    array: jax.Array
+    scale: np.float32 | np.ndarray | None
+    factors: LoraFactors | None
+
+
+class Loading(Generic[M]):
+    """The weights of a module on their way to the devices, for `load_weights`. Any thread may send the chunks, at any
+    time; the thread that runs all other programs runs those that finish chunks, which may gather."""
+
+    def __init__(
+        self,
+        module: M,
+        files: TensorFiles,
+        place: Placement,
+        lora_deltas: LoraDeltas | None = None,
+        chunk_bytes: int | None = None,
+    ):
+        self.module, self.files, self.lora_deltas, parameters = module, files, lora_deltas or {}, weights(module)
+        platforms = {sharding_of(place(weight)).mesh.devices.flat[0].platform for weight in parameters}
+        if chunk_bytes is None and platforms - {"cpu"}:  # a CPU device uses the host's array without a copy
+            chunk_bytes = CHUNK_BYTES
+        of_weight = (chunks(weight, files, place, self.lora_deltas, chunk_bytes) for weight in parameters)
+        self.chunks = [*chain.from_iterable(of_weight)]
+        # Programs that finish chunks, in the order of their use.
+        transfers = dict.fromkeys(chunk.transfer for chunk in self.chunks if not chunk.transfer.direct)
+        compiled = in_background("compile", (partial(compile_transfer, transfer) for transfer in transfers))
+        self.programs = dict(zip(transfers, compiled, strict=True))
+
+    def cancel(self) -> None:
+        """Compile no more."""
+        for program in self.programs.values():
+            program.cancel()
+
+    def send(self) -> Iterator[SentChunk]:
+        """Send chunk by chunk; threads read the next ones meanwhile. Raises `RunError`."""
+        reads = _read_ahead(self.chunks, attrgetter("host_bytes"), partial(_begin, self.files, self.lora_deltas))
+        for chunk, parts, ((scale, factors), *_) in reads:
+            array = send(chunk.transfer, parts)
+            yield SentChunk(chunk, array, scale, factors and send_factors(factors, chunk.transfer.place))
+
+    def send_all(self) -> deque[SentChunk]:
+        """Send all chunks. Returns when they are on the devices."""
+        arrived = deque[SentChunk]()
+        for sent in self.send():
+            jax.block_until_ready(sent.array)
+            arrived.append(sent)
+        return arrived
+
+    def finish(self, chunks_sent: Iterable[SentChunk]) -> M:
+        """The module with its weights, from all chunks in their order."""
+        arrays: dict[tuple[str, range], Any] = {}
+        arriving = None
+        try:
+            for chunk, *sent in chunks_sent:
+                # One program gathers at a time: on CPUs, several may deadlock on each other's threads.
+                jax.block_until_ready(arriving)
+                (arriving, *_), key = sent, chunk.weight.key
+                if not chunk.transfer.direct:
+                    empty, finish = self.programs[chunk.transfer].result()
+                    stack = arrays.pop(key, None) if chunk.first else empty and empty()
+                    arriving = finish(stack, *sent, np.int32(chunk.first))
+                arrays[key] = arriving
+        finally:
+            self.cancel()
+        return map_weights(lambda weight: weight.with_value(arrays[weight.key]), self.module)
+
+
 def load_weights(
     module: M,
     files: TensorFiles,
@@ -85,35 +157,8 @@ def load_weights(
     one tensor; on CPUs, by default, the devices compute in the memory that was read into. Host memory in use: at most
     `READ_AHEAD` bytes and four chunks.
     """
-    lora_deltas, parameters = lora_deltas or {}, weights(module)
-    platforms = {sharding_of(place(weight)).mesh.devices.flat[0].platform for weight in parameters}
-    if chunk_bytes is None and platforms - {"cpu"}:  # a CPU device uses the host's array without a copy
-        chunk_bytes = CHUNK_BYTES
-    all_chunks = [chunk for weight in parameters for chunk in chunks(weight, files, place, lora_deltas, chunk_bytes)]
-    arrays: dict[tuple[str, range], Any] = {}
-    arriving = None
-    # Programs that finish chunks, in the order of their use.
-    transfers = dict.fromkeys(chunk.transfer for chunk in all_chunks if not chunk.transfer.direct)
-    compiled = in_background("compile", (partial(compile_transfer, transfer) for transfer in transfers))
-    programs = dict(zip(transfers, compiled, strict=True))
-    try:
-        reads = _read_ahead(all_chunks, attrgetter("host_bytes"), partial(_begin, files, lora_deltas))
-        for chunk, parts, ((scale, factors), *_) in reads:
-            transfer, key = chunk.transfer, chunk.weight.key
-            array = send(transfer, parts)
-            sent = array, scale, factors and send_factors(factors, transfer.place)
-            # One program gathers at a time: on CPUs, several may deadlock on each other's threads.
-            jax.block_until_ready(arriving)
-            arriving = array
-            if not transfer.direct:
-                empty, finish = programs[transfer].result()
-                stack = arrays.pop(key, None) if chunk.first else empty and empty()
-                arriving = finish(stack, *sent, np.int32(chunk.first))
-            arrays[key] = arriving
-    finally:
-        for program in compiled:
-            program.cancel()
-    return map_weights(lambda weight: weight.with_value(arrays[weight.key]), module)
+    loading = Loading(module, files, place, lora_deltas, chunk_bytes)
+    return loading.finish(loading.send())
 
 
 def _read_ahead(

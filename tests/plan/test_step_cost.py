@@ -7,8 +7,9 @@ import pytest
 
 from devices import DescribedDevice, cpu, tpus
 from ltx2_cli.chips import chip
+from ltx2_cli.core.denoise_memory import decodes_beside
 from ltx2_cli.errors import UsageError
-from ltx2_cli.plan.resolve import Plan, decodes_beside, plan_offline
+from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.step_cost import WAITED_FOR, step_of, text_bytes
 from ltx2_cli.request.profiles import read_spec
@@ -177,5 +178,5 @@ def test_decoders_beside_the_denoiser_leave_room_for_its_text(monkeypatch: pytes
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.sharding)
     assert 2.41e9 < text < 2.5e9
     for free, beside in ((plan.decoding.bytes + text, True), (plan.decoding.bytes + text - 1, False)):
-        monkeypatch.setattr("ltx2_cli.plan.resolve.bytes_left_after", lambda *_, free=free: free)
+        monkeypatch.setattr("ltx2_cli.core.denoise_memory.bytes_left_after", lambda *_, free=free: free)
         assert decodes_beside(plan) == beside

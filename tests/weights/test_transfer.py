@@ -24,7 +24,7 @@ from ltx2_cli.weights import load as load_module
 from ltx2_cli.weights import transfer as transfer_module
 from ltx2_cli.weights.checkpoint import Tensor, TensorFiles
 from ltx2_cli.weights.declare import CONV, Scope, Weight, declared, weights
-from ltx2_cli.weights.load import CHUNK_BYTES, load_weights
+from ltx2_cli.weights.load import CHUNK_BYTES, Loading, load_weights
 from ltx2_cli.weights.transfer import SMALL, Place, chunks, scatter_unused_axes
 from model_versions import LTX2_3
 from tools.weights import random_weights, save
@@ -73,6 +73,16 @@ def test_every_byte_is_sent_to_only_one_device(
     loaded = jax.tree.leaves(load_weights(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=chunk))
     assert plan.mesh.size == (1 if profile == "single" else 8)
     assert sum(sent) <= 1.01 * sum(array.nbytes for array in loaded)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_chunks_may_all_be_sent_before_the_first_is_finished(folder: Path, profile: str) -> None:
+    plan = lay_out(read_sharding(profile), jax.devices(), weights(denoiser()), rows=2)
+    loading = Loading(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=2**14)
+    sent = loading.send_all()
+    assert len(sent) > len(weights(denoiser()))
+    loaded = load_weights(denoiser(), TensorFiles(folder), plan.place, chunk_bytes=2**14)
+    jax.tree.map(np.testing.assert_array_equal, loading.finish(sent), loaded)
 
 
 class Described(TensorFiles):

@@ -1,0 +1,94 @@
+"""Memory of a stage's steps on a device, by formula, and whether the decoders fit beside them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ltx2_cli.core.components import placement
+from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.nn.kernels.xla import SCORE_BYTES
+from ltx2_cli.plan.decoding import bytes_left_after
+from ltx2_cli.plan.resolve import DECODERS, Plan
+from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.step_cost import text_bytes
+from ltx2_cli.request.spec import AttentionBackend, Streams
+from ltx2_cli.units import FLOAT32_BYTES
+from ltx2_cli.weights.declare import kinds, weights
+from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
+
+MLP_EXPANSION = 4
+LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
+LIVE_CACHE = 4  # times what the cache of the first block keeps: itself, and copies while it is compared and renewed
+TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
+SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
+
+
+def decodes_beside(plan: Plan) -> bool:
+    """Whether the decoders fit into memory beside the denoisers, so that they are sent while the last steps run, and
+    each batch is decoded when it is done."""
+    left = bytes_left_after(plan.keep_resident, plan.networks, plan.sharding, (DENOISER, *DECODERS))
+    text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.stages[-1].sharding)
+    steps = (denoise_bytes(plan, stage.largest_window) for stage in plan.stages if stage.steps)
+    return left >= max(plan.decoding.bytes + text, *steps, 0)
+
+
+def kept_networks(plan: Plan) -> tuple[str, ...]:
+    """Networks kept between batches: the decoders, if they fit beside the denoiser."""
+    return DECODERS if len(plan.batches) > 1 and decodes_beside(plan) else ()
+
+
+def host_bytes(plan: Plan, name: str) -> int:
+    """Bytes of a network in the host's memory for each device."""
+    return network_bytes(plan, name, bytes_on_host)
+
+
+def network_bytes(plan: Plan, name: str, counted: Callable[[Any, Place], int] = bytes_on_device) -> int:
+    """Bytes of a network on each device, without the padding of tiles. Weights of one kind are placed once."""
+    place = placement(plan, name)
+    return sum(len(alike) * counted(alike[0].get_value(), place(alike[0])) for alike in kinds(plan.network(name)))
+
+
+def denoise_bytes(plan: Plan, stage: Stage) -> int:
+    """A stage's loop: the text, rotary tables, latents, the activations of one layer, copies of matrices, and layers
+    that came from the host."""
+    arch, itemsize = plan.arch.transformer, plan.spec.dtype.itemsize
+    streams, audio_width = arch.streams, arch.streams.audio.width
+    text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
+    # In float32: sines and cosines for self-attention and towards the other stream, split over devices; latents and the
+    # velocities of all passes, whole.
+    tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
+    widths = [stream.width for stream in streams]
+    ropes = sum(
+        2 * FLOAT32_BYTES * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True)
+    )
+    ropes //= stage.sharding.parts("tokens") * stage.sharding.parts("heads")
+    latents = FLOAT32_BYTES * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
+    rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
+    local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
+    inner = sum(
+        count * MLP_EXPANSION * _parts(width, stage, "heads") for count, width in zip(local, widths, strict=True)
+    )
+    layer = LIVE_FORWARD * rows * inner * itemsize
+    if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
+        scores = FLOAT32_BYTES * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
+        layer += SCORE_COPIES * min(scores, SCORE_BYTES)
+    copies = 0
+    if stage.sharding.bf16_tile_sublanes:  # libtpu copies matrices outside the layers to another layout before the loop
+        matrices = (weight for weight in weights(plan.network(stage.network)) if len(weight.shape) == 2)
+        copies = sum(math.prod(weight.shape) * weight.dtype.itemsize for weight in matrices)
+    cached = 0
+    if stage.first_block_cache is not None:  # what the first layer added to a stream, and all others to both
+        added = [count * width for count, width in zip(local, widths, strict=True)]
+        cached = LIVE_CACHE * rows * itemsize * (added[0 if local.video else 1] + sum(added))
+    return text + ropes + latents + layer + cached + copies + arrived_bytes(plan, stage.network, arch.num_layers)
+
+
+def arrived_bytes(plan: Plan, name: str, turns: int) -> int:
+    """Bytes on a device of a network's layers that came from the host, in a loop of so many turns."""
+    return TURNS_HERE * host_bytes(plan, name) // turns
+
+
+def _parts(size: int, stage: Stage, axis: str) -> int:
+    """Size of an axis on a device; an axis that does not divide is not split."""
+    parts = stage.sharding.parts(axis)
+    return -(-size // parts) if axis.endswith("tokens") or not size % parts else size
