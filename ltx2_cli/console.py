@@ -117,8 +117,9 @@ def fitted_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -
 
 @dataclass
 class _Work:
-    """The steps of a stage, and the remaining time of the run from measured steps."""
+    """The steps of a stage or window, and the remaining time of the run from measured steps."""
 
+    name: str  # of the steps, with a colon; empty for the only ones
     total: int  # steps of the stage
     later: float  # later denoising, in such steps
     clips: int  # to be decoded and written
@@ -137,7 +138,7 @@ class _Work:
         step = (monotonic() - self.began) / self.done
         end = " until decoding" if self.clip_seconds is None else " left"
         left = clock(step * (self.total - self.done + self.later) + self.clips * (self.clip_seconds or 0))
-        return f"{self.done} of {counted_steps(self.total)}, {duration(step)} each, about {left}{end}"
+        return f"{self.name}{self.done} of {counted_steps(self.total)}, {duration(step)} each, about {left}{end}"
 
 
 @dataclass
@@ -169,16 +170,17 @@ class Plain(Report):
         self.bytes += size
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
+        name = f"{name}: " if name else ""
         written = len(self.seconds[WRITE])
         clip_seconds = sum(self.seconds[DECODE] + self.seconds[WRITE]) / written if written else None
-        with self._line(f"0 of {counted_steps(total)}", total) as show:
-            work, self.stepping = _Work(total, later, clips, clip_seconds, show, monotonic()), True
+        with self._line(f"{name}0 of {counted_steps(total)}", total) as show:
+            work, self.stepping = _Work(name, total, later, clips, clip_seconds, show, monotonic()), True
             try:
                 yield work.advance
             finally:
                 self.stepping = False
-        self._end(f"{counted_steps(total)}: {monotonic() - work.began:.1f} s")
+        self._end(f"{name}{counted_steps(total)}: {monotonic() - work.began:.1f} s")
 
     def part(self, text: str) -> None:
         self.heading = f"{text}: " if text else ""

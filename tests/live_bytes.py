@@ -58,12 +58,12 @@ class LiveBytes(Timings):
         self.sample(f"end {name}")
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         def measure(steps: int) -> None:
             advance(steps)
             self.sample("step")
 
-        with super().steps(total, later, clips) as advance:
+        with super().steps(total, later, clips, name) as advance:
             yield measure
 
 

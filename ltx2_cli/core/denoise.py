@@ -20,7 +20,7 @@ from ltx2_cli.diffusion.latents import read_noise, to_tokens, token_shapes
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.phases import Denoise
+from ltx2_cli.plan.phases import Denoise, name_among
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.request.spec import Streams
 
@@ -51,7 +51,8 @@ def denoise_stage(
             at_once = 1 if pauses else remaining
             later = later_steps(plan, state.phase) + (remaining - at_once) * stage.steps
             clips = remaining * plan.batch_size if pauses else len(plan.seeds)
-            with report.steps(at_once * stage.steps - state.step, later, clips) as advance:
+            name = name_among(plan.phases, phase)
+            with report.steps(at_once * stage.steps - state.step, later, clips, name) as advance:
                 for _ in range(at_once):
                     state = _run_batch(run, state, advance, report, on_progress)
             yield state

@@ -24,9 +24,9 @@ class Report:
         yield
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
-        """The body runs `total` equal steps of an activity. After them the run has work of `later` such steps, and
-        decodes and writes `clips` clips."""
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
+        """The body runs `total` equal steps, which have a `name` if they are some of several, such as `stage 2`. After
+        them the run has work of `later` such steps, and decodes and writes `clips` clips."""
         yield lambda steps: None
 
     def moved(self, size: int) -> None:
@@ -66,7 +66,7 @@ class Timings(Report):
         (self.preparations if name.startswith(PREPARING) else self.activities).append((name, seconds))
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         started = last = perf_counter()
 
         def measure(steps: int) -> None:
@@ -75,7 +75,7 @@ class Timings(Report):
             advance(steps)
             last = perf_counter()
 
-        with self.report.steps(total, later, clips) as advance:
+        with self.report.steps(total, later, clips, name) as advance:
             yield measure
         self.activities.append((DENOISE, perf_counter() - started))
 

@@ -74,6 +74,14 @@ Phase = Upsample | Denoise
 
 def phase_name(phase: Phase) -> str:
     """The stage of a phase, and the window of several, in words."""
+    return " of ".join([*_window_name(phase), f"stage {phase.number + 1}"])
+
+
+def name_among(phases: Sequence[Phase], phase: Denoise) -> str:
+    """The stage of a phase of several stages, and the window of several, in words; empty for the only phase."""
+    return phase_name(phase) if phases[-1].number else " ".join(_window_name(phase))
+
+
+def _window_name(phase: Phase) -> list[str]:
     windows = len(phase.clip.windows) if isinstance(phase, Denoise) else 1
-    which = f"window {phase.window + 1} of {windows} of " if isinstance(phase, Denoise) and windows > 1 else ""
-    return f"{which}stage {phase.number + 1}"
+    return [f"window {phase.window + 1} of {windows}"] if isinstance(phase, Denoise) and windows > 1 else []

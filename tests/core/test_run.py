@@ -172,7 +172,7 @@ class Order(Report):
         yield
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         self.names.append(f"{total} steps")
         yield lambda steps: None
 

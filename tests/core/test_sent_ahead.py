@@ -31,7 +31,7 @@ class AtEachStep(Report):
         self.left, self.call = left, call
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         def advance(steps: int) -> None:
             self.left -= steps
             self.call(self.left)

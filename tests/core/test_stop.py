@@ -59,7 +59,7 @@ class Moments(Report):
         self.moment()
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         yield self.advance
 
     def advance(self, steps: int) -> None:

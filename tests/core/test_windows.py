@@ -176,6 +176,9 @@ def test_a_run_goes_on_in_any_window(
         return [load_file(path) for path in sorted(Path().glob(f"{name}-s?.safetensors"))]
 
     whole = make("whole")
+    lines = [line for line in capsys.readouterr().err.splitlines() if " steps: " in line]
+    windows = [f"window {window} of 2 of stage {stage}" for stage in (1, 2) for window in (1, 2)]
+    assert [line.partition(": ")[0] for line in lines] == [*windows, windows[-1]]  # which ends clip by clip
     for place, where in (((1, 1, 1), "window 2 of 2 of stage 1 of batch 2"), ((4, 0, 1), "window 2 of 2 of stage 2")):
         with signal_at(place):
             make("stopped", "--save-run", "--save-run-every", "0", "--force", code=130)
@@ -238,6 +241,8 @@ def test_a_clip_in_windows_is_edited_and_goes_on(
     monkeypatch.chdir(tmp_path)
     made = ["generate", "a red ball", "--model", "demo", "--windows", "2", "--steps", "1", "--seed", "1", "-o", "a.mp4"]
     assert run_program(monkeypatch, *made) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if ": 1 step: " in line]
+    assert [line.partition(": ")[0] for line in lines] == ["window 1 of 2", "window 2 of 2"]
     assert "windows" in Path("a.yaml").read_text()
     for edit in (["extend", "a.mp4", "--seconds", "0.5"], ["retake", "a.mp4", "--from", "0.5s", "--to", "1s"]):
         capsys.readouterr()

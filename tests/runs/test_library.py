@@ -70,7 +70,7 @@ class Interrupted(Report):
     """A report of a run that is interrupted in its first step."""
 
     @contextmanager
-    def steps(self, total: int, later: float = 0, clips: int = 0) -> Iterator[Advance]:
+    def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
         def interrupt(steps: int) -> None:
             raise KeyboardInterrupt
 
