@@ -1,4 +1,4 @@
-"""What the program imports before it answers."""
+"""What the program imports before it answers, and how often it looks for garbage."""
 
 import json
 import subprocess
@@ -57,3 +57,20 @@ def test_refusals_and_descriptions_of_files_do_not_import_jax(tmp_path: Path) ->
         "info clip.safetensors clip.yaml",
     ]
     assert "a ball" in run_all(tmp_path, "jax", commands)
+
+
+LOOKING = """
+import gc, os, sys
+from ltx2_cli.__main__ import main
+looks, end = [], os._exit
+gc.callbacks.append(lambda phase, details: looks.append(phase))
+os._exit = lambda code: (print(looks.count("start"), flush=True), end(code))
+sys.argv = ["ltx2", "generate", "--model", "demo", "--dry-run", "a ball"]
+main()
+"""
+
+
+def test_a_start_hardly_looks_for_garbage() -> None:
+    """Python's own thresholds make it look five hundred times."""
+    done = subprocess.run([sys.executable, "-c", LOOKING], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 50
