@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.core.advice import check_finite, memory_for
 from ltx2_cli.core.components import Components, network_program
@@ -24,12 +24,14 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.audio_tiles import decode_audio
-from ltx2_cli.plan.decoding import VIDEO_AXIS, DecodePlan, decode_tiled
+from ltx2_cli.plan.audio_tiles import decode_audio, join_audio
+from ltx2_cli.plan.decoding import TILE_AXIS, VIDEO_AXIS, DecodePlan, decode_tiled
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams
 from ltx2_cli.weights.published import DIFFUSION_DECODER
+
+PART_AXES = (*IMAGE_AXES, TILE_AXIS)  # along which devices make parts of the same audio
 
 
 def decode(
@@ -153,12 +155,18 @@ def _waveforms(
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens [videos, tokens, channels · mels] to float32 [videos, samples, channels] in [-1, 1]."""
 
-    def part(networks: tuple[AudioVAE, Vocoder | VocoderWithBWE], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        audio_vae, vocoder = networks
-        assert decoding.audio_tiles
-        waveform = decode_audio(audio_vae, vocoder, tokens, decoding.audio_tiles)
-        return jnp.clip(waveform, -1, 1), jnp.isfinite(waveform).all().reshape(1)
+    assert decoding.audio_tiles
+    tiles = decoding.audio_tiles
+    axes = PART_AXES if tiles.number_of_parts > 1 else ()  # else the devices do the same work
 
-    where = decoding.tokens.spec
-    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(REPLICATED, where), out_specs=(where, where))
-    return split((audio_vae, vocoder), tokens)
+    def part(networks: tuple[AudioVAE, Vocoder | VocoderWithBWE], tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        pieces = decode_audio(*networks, tokens, tiles, jax.lax.axis_index(axes) if axes else 0)
+        return jnp.clip(pieces, -1, 1)[:, None], jnp.isfinite(pieces).all().reshape(1, 1)
+
+    outputs = PartitionSpec(None, axes, VIDEO_AXIS), PartitionSpec(axes, VIDEO_AXIS)
+    split = jax.shard_map(part, mesh=decoding.mesh, in_specs=(REPLICATED, decoding.tokens.spec), out_specs=outputs)
+    pieces, finite = split((audio_vae, vocoder), tokens)
+    gathered = jax.lax.with_sharding_constraint(
+        pieces, NamedSharding(decoding.mesh, PartitionSpec(None, None, VIDEO_AXIS))
+    )
+    return join_audio(gathered, tiles), finite

@@ -134,7 +134,7 @@ def compute_seconds(plan: Plan, phase: str, chip: Chip) -> float:
 
 
 def decoding_flops(plan: Plan) -> Streams[float]:
-    """Operations of one device to decode all videos and audio of a run; audio is not split."""
+    """Operations of one device to decode all videos and audio of a run."""
     _, _, *size = plan.latent_shapes.video
     video, audio = 0.0, 0.0
     if isinstance(tiles := plan.decoding.tiles, PixelTiles):
@@ -144,9 +144,9 @@ def decoding_flops(plan: Plan) -> Streams[float]:
     elif plan.spec.running.video:
         video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
     if audio_tiles := plan.decoding.audio_tiles:
-        coder, arch, latents = plan.network("audio_vae").decoder, plan.arch.audio_vae, audio_tiles.axis.read_size
-        one = spectrogram_flops(coder, latents, arch.latent_mels)
-        one += vocoder_flops(plan.network("vocoder"), arch.instants(latents))
+        coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae
+        one = spectrogram_flops(coder, audio_tiles.axis.read_size, arch.latent_mels)
+        one += vocoder_flops(plan.network("vocoder"), arch.instants(audio_tiles.parts.read_size))
         audio = float(one * audio_tiles.number * -(-plan.batch_size // plan.decoding.videos))
     return Streams(video, audio)
 

@@ -1,8 +1,10 @@
-"""Tiles along time of the audio's decoding, which change no waveform: a tile reads what its samples are made from."""
+"""Tiles along time of the audio's decoding, and the parts of a tile that devices make, which change no waveform: each
+reads what its samples are made from."""
 
 import math
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +29,21 @@ AUDIO_BUFFERS = {"cpu": 8, "gpu": 6, "tpu": 17}
 
 
 class AudioTiles(NamedTuple):
-    """Tiles of audio latents. Hashable."""
+    """Tiles of audio latents, and their parts. All devices decode a tile to spectra; the vocoder, which takes most of
+    the time and reads less far, makes a part on each. Hashable."""
 
     axis: AxisTiling
+    parts: AxisTiling  # of a tile's latents
+    spectra: int  # for a latent
     samples: int  # of the waveform for a latent
 
     @property
     def number(self) -> int:
         return len(self.axis.read_starts)
+
+    @property
+    def number_of_parts(self) -> int:
+        return len(self.parts.read_starts)
 
 
 class PlannedAudio(NamedTuple):
@@ -44,28 +53,37 @@ class PlannedAudio(NamedTuple):
     bytes: int  # approximate, on each device, without weights
 
 
-UNDECODED = PlannedAudio(None, 0)
+PlannedForDevices = Callable[[int], PlannedAudio]  # by the number of devices that make a video's audio together
+
+
+def no_audio(devices: int) -> PlannedAudio:
+    """Of a clip whose audio is not decoded."""
+    return PlannedAudio(None, 0)
 
 
 def plan_audio(
-    arch: Arch, networks: Networks, latents: int, windows: int, device: jax.Device, budget: float
+    arch: Arch, networks: Networks, latents: int, windows: int, device: jax.Device, budget: float, devices: int
 ) -> PlannedAudio:
     """The fewest tiles that are decoded in `budget` bytes of a device, but one for each window of the clip; if none
-    fit, those with the least memory."""
-    most = 1 if arch.audio_vae.compression % arch.vocoder.period else max(1, latents // LEAST_LATENTS)
-    tilings = [tile_audio(arch, latents, count) for count in range(min(windows, most), most + 1)]
+    fit, those with the least memory. `devices` make a video's audio together."""
+    divisible = arch.audio_vae.compression % arch.vocoder.period == 0
+    most, parts = (max(1, latents // LEAST_LATENTS), devices) if divisible else (1, 1)
+    tilings = [tile_audio(arch, latents, count, parts) for count in range(min(windows, most), most + 1)]
     choices = [PlannedAudio(tiles, audio_decode_bytes(arch, networks, tiles, device)) for tiles in tilings]
     fitting = (choice for choice in choices if choice.bytes <= budget)
     return next(fitting, min(choices, key=attrgetter("bytes")))
 
 
-def tile_audio(arch: Arch, latents: int, count: int) -> AudioTiles:
-    """So many tiles of audio latents."""
+def tile_audio(arch: Arch, latents: int, count: int, parts: int = 1) -> AudioTiles:
+    """So many tiles of audio latents, each of so many parts, or whole where a part reads all of it."""
     compression, vocoder = arch.audio_vae.compression, arch.vocoder
     after = math.ceil(vocoder.reach / compression)
     before = math.ceil(arch.audio_vae.past + vocoder.reach / compression)
     samples = compression * round(vocoder.output_sampling_rate / vocoder.spectra_rate)
-    return AudioTiles(tile_axis(latents, count, before, SHARED_LATENTS, after), samples)
+    tiles = tile_axis(latents, count, before, SHARED_LATENTS, after)
+    split = tile_axis(tiles.read_size, parts, after, SHARED_LATENTS)
+    whole = split.read_size == tiles.read_size
+    return AudioTiles(tiles, tile_axis(tiles.read_size, 1, 0, 0) if whole else split, compression, samples)
 
 
 def audio_decode_bytes(arch: Arch, networks: Networks, tiles: AudioTiles, device: jax.Device) -> int:
@@ -73,7 +91,7 @@ def audio_decode_bytes(arch: Arch, networks: Networks, tiles: AudioTiles, device
     decoder, latents, known = networks.audio_vae.decoder, tiles.axis.read_size, chip(device.device_kind)
     itemsize = convolved_itemsize(decoder.conv_in.kernel, device.platform)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
-    sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(latents))]
+    sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(tiles.parts.read_size))]
     activations = AUDIO_BUFFERS[device.platform] * max(sizes)
     if known and known.keeps_activations:
         activations = sum(sizes) if tiles.number == 1 else activations  # in a loop it keeps weights alone
@@ -83,20 +101,42 @@ def audio_decode_bytes(arch: Arch, networks: Networks, tiles: AudioTiles, device
 
 
 def decode_audio(
-    audio_vae: AudioVAE, vocoder: Vocoder | VocoderWithBWE, tokens: jax.Array, tiles: AudioTiles
+    audio_vae: AudioVAE, vocoder: Vocoder | VocoderWithBWE, tokens: jax.Array, tiles: AudioTiles, part: Any = 0
 ) -> jax.Array:
-    """Decode normalised tokens [videos, latents, channels · mels] to a waveform [videos, samples, channels]."""
-    axis, samples = tiles
+    """Decode normalised tokens [videos, latents, channels · mels] to a part of each tile, for `join_audio`: [tiles,
+    videos, samples, channels]."""
+    axis, parts, count, samples = tiles
+
+    def decode_part(read: jax.Array) -> jax.Array:
+        spectra = audio_vae.decode(read)
+        if tiles.number_of_parts == 1:
+            return vocoder(spectra)
+        start, written = (jnp.array(starts)[part] for starts in (parts.read_starts, parts.write_starts))
+        size = spectra.shape[1] - (read.shape[1] - parts.read_size) * count
+        wave = vocoder(jax.lax.dynamic_slice_in_dim(spectra, start * count, size, axis=1))
+        kept = wave.shape[1] - (parts.read_size - parts.write_size) * samples
+        return jax.lax.dynamic_slice_in_dim(wave, (written - start) * samples, kept, axis=1)
+
     if tiles.number == 1:
-        return vocoder(audio_vae.decode(tokens))
+        return decode_part(tokens)[None]
+    reads = jnp.array(axis.read_starts)
+    return jax.lax.map(
+        lambda start: decode_part(jax.lax.dynamic_slice_in_dim(tokens, start, axis.read_size, axis=1)), reads
+    )
 
-    def decode_tile(starts: tuple[jax.Array, jax.Array]) -> jax.Array:
-        read_start, write_start = starts
-        read = jax.lax.dynamic_slice_in_dim(tokens, read_start, axis.read_size, axis=1)
-        wave = vocoder(audio_vae.decode(read))
+
+def join_audio(pieces: jax.Array, tiles: AudioTiles) -> jax.Array:
+    """The waveform [videos, samples, channels] of all parts of all tiles [tiles, parts, videos, samples, channels]."""
+    axis, parts, _, samples = tiles
+    waves = []
+    for tile, read, write in zip(pieces, axis.read_starts, axis.write_starts, strict=True):
+        wave = _joined(tile, parts, samples)
         kept = wave.shape[1] - (axis.read_size - axis.write_size) * samples
-        return jax.lax.dynamic_slice_in_dim(wave, (write_start - read_start) * samples, kept, axis=1)
+        waves.append(jax.lax.slice_in_dim(wave, (write - read) * samples, (write - read) * samples + kept, axis=1))
+    return _joined(waves, axis, samples)
 
-    pieces = jax.lax.map(decode_tile, (jnp.array(axis.read_starts), jnp.array(axis.write_starts)))
-    lengths = [*(np.diff(axis.write_starts) * samples).tolist(), pieces.shape[2]]
+
+def _joined(pieces: Iterable[jax.Array], axis: AxisTiling, samples: int) -> jax.Array:
+    """Pieces [videos, samples, channels] one after another; each ends where the next begins."""
+    lengths = [*(np.diff(axis.write_starts) * samples).tolist(), None]
     return jnp.concatenate([piece[:, :length] for piece, length in zip(pieces, lengths, strict=True)], axis=1)

@@ -17,7 +17,7 @@ from ltx2_cli.nn.kernels.dispatch import choose_backend
 from ltx2_cli.parallel.hosts import ALONE
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out, num_slices
 from ltx2_cli.plan import conditions, recipe, request_warnings, stages
-from ltx2_cli.plan.audio_tiles import UNDECODED, plan_audio
+from ltx2_cli.plan.audio_tiles import no_audio, plan_audio
 from ltx2_cli.plan.decoding import DecodePlan, bytes_left_after, plan_pixel_tiles, plan_tiling, window_budget
 from ltx2_cli.plan.edit import Edit, edit_of, shown_audio
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER, PlanInputs, network_values, open_inputs
@@ -238,10 +238,10 @@ def plan_decoding(spec: RunSpec, inputs: PlanInputs, last: Stage, sharding: Shar
         decode_budget = bytes_left_after(spec.keep_resident, networks, sharding, DECODERS)
     # without video, one latent frame: the mesh is also that of the audio
     size, devices = (max(clip.frames, 1), clip.height, clip.width), sharding.mesh.devices.ravel()
-    windows, audio = len(last.windows), UNDECODED
+    windows, audio = len(last.windows), no_audio
     if spec.running.audio and inputs.input_audio is None:
         arch = inputs.checkpoint.arch
-        audio = plan_audio(arch, networks, clip.audio_frames, windows, devices[0], decode_budget)
+        audio = partial(plan_audio, arch, networks, clip.audio_frames, windows, devices[0], decode_budget)
     if networks.diffusion_decoder:
         plan = plan_pixel_tiles(networks.diffusion_decoder, spec.num_videos, size, devices, decode_budget, audio)
         return plan, decode_budget

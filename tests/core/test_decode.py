@@ -131,12 +131,25 @@ def test_decoding_videos_in_parallel_needs_no_collective(checkpoint: Checkpoint)
 def test_parts_of_a_clip_exchange_only_their_edges(checkpoint: Checkpoint) -> None:
     plan = plan_of(checkpoint, CASE, 3, sharding=EIGHT)
     found = travelling(plan)
-    assert found["audio"] == []
+    assert [each.kind for each in found["audio"]] == ["all-gather"]
     assert {each.kind for each in found["frames"]} == {"collective-permute"}
     assert {each.axes for each in found["frames"]} == {("height",), ("width",)}
     convolutions = 2 + sum(layer.convolutions for layer in plan.networks.vae.decoder.layers)
     assert len(found["frames"]) == 4 * convolutions  # an edge to each side
     assert all("1" in re.findall(r"\d+", each.results[0])[3:5] for each in found["frames"])
+
+
+@pytest.mark.parametrize(("videos", "parts"), [(1, 8), (2, 4)])
+def test_devices_make_parts_of_long_audio(checkpoint: Checkpoint, videos: int, parts: int) -> None:
+    """What travels is the waveform alone."""
+    long = CASE._replace(size=Size(97, 64, 64, 24.0))
+    plan = plan_of(checkpoint, long, 3, num_videos=videos, sharding=EIGHT)
+    assert plan.decoding.audio_tiles.number_of_parts == parts
+    alone, together = (decoded(each) for each in (plan_of(checkpoint, long, 3, num_videos=videos), plan))
+    for clip, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(clip.waveform, other.waveform, rtol=0, atol=1e-5)
+    sent = sum(each.sent_bytes for each in travelling(plan)["audio"])
+    assert sent <= 1.5 * alone[0].waveform.nbytes
 
 
 def test_decoding_over_the_memory_limit_is_warned_about(checkpoint: Checkpoint) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from devices import tpus
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
-from ltx2_cli.plan.audio_tiles import AudioTiles, decode_audio, plan_audio, tile_audio
+from ltx2_cli.plan.audio_tiles import AudioTiles, decode_audio, join_audio, plan_audio, tile_audio
 from ltx2_cli.plan.axis_tiling import tile_axis
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
@@ -46,7 +47,12 @@ OTHER = VocoderWithBWEArch(  # hops of four thirds of an instant
     output_sampling_rate=16000,
 )
 
-decode = jax.jit(decode_audio, static_argnames="tiles")
+
+@partial(jax.jit, static_argnames="tiles")
+def decode(audio_vae: AudioVAE, vocoder: Any, latents: np.ndarray, tiles: AudioTiles) -> jax.Array:
+    """All parts one after another, as many devices make them side by side."""
+    parts = [decode_audio(audio_vae, vocoder, latents, tiles, part) for part in range(tiles.number_of_parts)]
+    return join_audio(jnp.stack(parts, axis=1), tiles)
 
 
 def audio_networks(vocoder: VocoderArch) -> tuple[Any, tuple[AudioVAE, Any]]:
@@ -76,15 +82,25 @@ def test_a_tile_reads_what_its_samples_are_made_from(vocoder: VocoderArch) -> No
     assert 0.6 * before < last <= before
 
 
+@pytest.mark.parametrize(("count", "parts"), [(3, 1), (1, 8), (3, 4)])
 @pytest.mark.parametrize("vocoder", [PUBLISHED["2.0"], OTHER], ids=["2.0", "other"])
-def test_tiles_make_the_waveform_of_the_whole(vocoder: VocoderArch) -> None:
+def test_tiles_and_parts_make_the_waveform_of_the_whole(vocoder: VocoderArch, count: int, parts: int) -> None:
     arch, networks = audio_networks(vocoder)
-    latents, tiles = normal(2, 190, arch.audio_vae.features), tile_audio(arch, 190, 3)
-    assert tiles.axis.read_size < 140
+    latents, tiles = normal(2, 190, arch.audio_vae.features), tile_audio(arch, 190, count, parts)
+    assert (tiles.number, tiles.number_of_parts) == (count, parts)
+    assert tiles.parts.read_size < (140 if parts == 1 else 60)
     whole = np.asarray(decode(*networks, latents, tiles=tile_audio(arch, 190, 1)))
     np.testing.assert_allclose(decode(*networks, latents, tiles=tiles), whole, rtol=0, atol=1e-5 * whole.std())
-    cut = AudioTiles(tile_axis(190, 3, 1, 1, after=0), tiles.samples)
+    axis, parts_axis = tile_axis(190, 3, 1, 1, after=0), tile_axis(tiles.axis.read_size, parts, 0, 1)
+    cut = tiles._replace(axis=axis) if parts == 1 else tiles._replace(parts=parts_axis)
     assert np.abs(decode(*networks, latents, tiles=cut) - whole).max() > 1e-4 * whole.std()
+
+
+def test_audio_that_each_part_would_read_is_whole() -> None:
+    arch, _ = audio_networks(PUBLISHED["2.3"])
+    shares = {latents: tile_audio(arch, latents, 1, 8) for latents in (1, 8, 30, 36, 126, 501)}
+    assert [tiles.parts.read_size for tiles in shares.values()] == [1, 8, 30, 36, 49, 96]
+    assert [tiles.number_of_parts for tiles in shares.values()] == [1, 1, 1, 1, 8, 8]
 
 
 def planned(**keys: object) -> Plan:
@@ -101,11 +117,11 @@ def test_a_long_clip_is_decoded_in_the_memory_of_its_windows() -> None:
 
 
 def test_audio_takes_the_fewest_tiles_that_fit() -> None:
-    plan = planned(num_frames=481)
+    plan = planned(num_frames=481, sharding="single")
     arch, latents, device = plan.arch, plan.stages[-1].geometry.audio_frames, plan.sharding.mesh.devices.flat[0]
 
     def tiles(room: float, arch: Any = arch, latents: int = latents) -> int:
-        chosen = plan_audio(arch, plan.networks, latents, 1, device, room)
+        chosen = plan_audio(arch, plan.networks, latents, 1, device, room, 1)
         assert chosen.bytes <= room or room == 1
         return chosen.tiles.number
 
