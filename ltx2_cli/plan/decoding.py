@@ -287,6 +287,8 @@ def _decode_plan(
     axes = ((), (VIDEO_AXIS,), (VIDEO_AXIS, None, *IMAGE_AXES))
     whole, tokens, latents = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
     at_once = video_bytes + audio.bytes <= budget
+    if devices[0].platform == "cpu" and audio.tiles and audio.tiles.number_of_parts > 1:
+        at_once = False  # programs that exchange at the same time may deadlock on each other's threads
     return DecodePlan(mesh, tiles, video_bytes, audio.bytes, audio.tiles, at_once, split.videos, whole, tokens, latents)
 
 

@@ -55,8 +55,10 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
     if decoding.tiles and math.prod(decoding.tiles.counts) > 1:
         parts.append("{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts))
-    if decoding.audio_tiles and decoding.audio_tiles.number > 1:
-        parts.append(f"the audio in {decoding.audio_tiles.number} parts")
+    if audio := decoding.audio_tiles:
+        counts = {"tiles": audio.number, "parts": audio.number_of_parts}
+        divided = " of ".join(f"{count} {name}" for name, count in counts.items() if count > 1)
+        parts += [f"the audio in {divided}"] if divided else []
     parts += [] if decoding.at_once or not decoding.audio_bytes else ["the audio after the frames"]
     if spec.running.video and DECODE in phases:
         yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])

@@ -212,3 +212,18 @@ def test_a_dry_run_refuses_what_the_run_refuses(generate: Run) -> None:
     code, out, err = generate("--model", "empty")
     assert (code, out) == (2, "")
     assert err.startswith("error: empty is no LTX-2 checkpoint: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "divided"),
+    [
+        ("--sharding trillium", "images in 2x2 parts, the audio in 8 parts, the audio after the frames"),
+        ("--windows 2 --duration 40s", "3x1x1 tiles of frames, height and width, the audio in 2 tiles"),
+        ("--sharding trillium --windows 2 --duration 40s", "the audio in 2 tiles of 8 parts"),
+    ],
+)
+def test_a_dry_run_says_how_decoding_is_divided(generate: Run, options: str, divided: str) -> None:
+    code, out, _ = generate("--model", "demo", "--seed", "7", "--dry-run", *options.split())
+    assert code == 0
+    (row,) = (line for line in out.splitlines() if line.startswith("decode "))
+    assert divided in row

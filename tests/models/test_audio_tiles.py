@@ -110,6 +110,7 @@ def planned(**keys: object) -> Plan:
 def test_a_long_clip_is_decoded_in_the_memory_of_its_windows() -> None:
     short, long = planned(num_frames=241).decoding, planned(num_frames=1441, windows=6).decoding
     assert (short.audio_tiles.number, long.audio_tiles.number) == (1, 6)
+    assert (short.audio_tiles.number_of_parts, short.at_once) == (8, True)
     assert long.audio_bytes < 1.3 * short.audio_bytes
     frames = 3 * 1441 * 512 * 768 / 8  # of a device
     assert long.video_bytes < 1.1 * short.video_bytes + frames
