@@ -53,7 +53,7 @@ class Components:
         self.compilations = defaultdict[str, list[tuple[str, Future[None]]]](list)  # of programs, by network
         self.order = list[str]()  # of all networks of the programs, that of their use
         self.requests = list[Future[None]]()  # that the system reads what is loaded next into its cache
-        self.ahead = dict[str, tuple[Loading[nnx.Module], Future[deque[SentChunk]]]]()  # which are on their way
+        self.ahead: dict[str, tuple[Loading[nnx.Module], Future[deque[SentChunk]]]] = {}  # which are on their way
         self.after_load: Callable[[str], None] = lambda name: None  # is called with each network's name
 
     def adopt(self, plan: Plan) -> None:

@@ -43,7 +43,7 @@ OVER_LEAST: Mapping[str, Interval] = {
     "encode": Interval(1.3, 1.5),
     "connect": Interval(2.9, 6.1),
     "upsample": Interval(8.0, 9.0),
-    "decode": Interval(4.2, 6.0),
+    "decode": Interval(3.6, 4.2),
 }
 ON_A_GPU = Interval(1.25, 2.1)
 # With products in eight bits, likewise.

@@ -73,7 +73,7 @@ def loading(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(FULL)
 
-    monkeypatch.setattr(components, "load_weights", load)
+    monkeypatch.setattr(components, "Loading", load)
     full = replace(plan, checkpoint=replace(plan.checkpoint, files={"text_encoder": TensorFiles()}))
     encode.encode(full, ["connectors"], Components(full), Report())
 
