@@ -6,8 +6,8 @@ import sys
 
 from ltx2_cli.interrupts import INTERRUPTED, handle_signals
 
-# Objects that are made before Python looks for garbage. By default it looks a thousand times among all that jax makes,
-# which takes a fifth of the time of a short run and frees nothing.
+# Objects that are made before Python looks for garbage. By default it looks 800 times in a warm run of the demo, among
+# all that jax makes, which takes a fifth of its time; the peak of memory is the same.
 GARBAGE_THRESHOLDS = 100_000, 20, 20
 
 

@@ -139,8 +139,8 @@ class Components:
             raise
 
     def send_ahead(self, names: Collection[str]) -> None:
-        """Send the weights of networks that the programs use next, while the devices work with another network. The
-        devices have the memory for both. `use` finishes them, by programs that all hosts run in one order."""
+        """Send the weights of networks that the programs use next, while the devices work with another network; for
+        devices with the memory for both. `use` finishes them, by programs that all hosts run in one order."""
         missing = [name for name in self.order if name in names and name not in (*self.resident, *self.ahead)]
         loadings = [self._loading(name, name) for name in missing]
         arriving = in_background("send", (loading.send_all for loading in loadings))
