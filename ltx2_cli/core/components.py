@@ -113,9 +113,9 @@ class Components:
             spoken = name.replace("_", " ")
             self._cancel_requests()  # what is loaded now comes first
             with report.activity(f"{LOAD} {spoken}"), memory_for(f"{LOAD} the {spoken}", self.plan):
-                here = name == STAGE2_DENOISER or name in self.ahead  # all of it, or most
+                on_devices = name == STAGE2_DENOISER or name in self.ahead  # all of it, or most
                 module = jax.block_until_ready(self._refiner() if name == STAGE2_DENOISER else self._loaded(name, name))
-                if not here:
+                if not on_devices:
                     report.moved(sum(array.nbytes for array in jax.tree.leaves(module)))
             self.loaded.add(name)
             self.after_load(name)

@@ -53,11 +53,11 @@ class PlannedAudio(NamedTuple):
     bytes: int  # approximate, on each device, without weights
 
 
-PlannedForDevices = Callable[[int], PlannedAudio]  # by the number of devices that make a video's audio together
+AudioPlanner = Callable[[int], PlannedAudio]  # by the number of devices that make a video's audio together
 
 
 def no_audio(devices: int) -> PlannedAudio:
-    """Of a clip whose audio is not decoded."""
+    """The planner for a clip whose audio is not decoded."""
     return PlannedAudio(None, 0)
 
 

@@ -21,7 +21,7 @@ from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoVAE
 from ltx2_cli.nn.layers import IMAGE_AXES, convolved_itemsize
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan, divisors
-from ltx2_cli.plan.audio_tiles import AudioTiles, PlannedForDevices, no_audio
+from ltx2_cli.plan.audio_tiles import AudioPlanner, AudioTiles, no_audio
 from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
 from ltx2_cli.plan.pixel_tiles import PixelTiles, tile_pixels
 from ltx2_cli.request.spec import Decoder
@@ -209,7 +209,7 @@ def plan_tiling(
     size: Extent,
     devices: np.ndarray,
     decode_budget: float,
-    audio: PlannedForDevices = no_audio,
+    audio: AudioPlanner = no_audio,
 ) -> DecodePlan:
     """The split and tiles with the least work per device whose frames fit into `decode_budget` bytes, with the fewest
     layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents."""
@@ -246,7 +246,7 @@ def plan_pixel_tiles(
     size: Extent,
     devices: np.ndarray,
     decode_budget: float,
-    audio: PlannedForDevices,
+    audio: AudioPlanner,
 ) -> DecodePlan:
     """As `plan_tiling`, for the diffusion decoder, whose tiles are the same on all devices: the split of videos and
     tiles with the fewest tiles one after another. Raises `UsageError` for a clip smaller than a window of attention."""
@@ -280,7 +280,7 @@ def _decode_plan(
     split: _Split,
     tiles: Tiles | PixelTiles | None,
     video_bytes: int,
-    plan_audio: PlannedForDevices,
+    plan_audio: AudioPlanner,
     budget: float,
 ) -> DecodePlan:
     mesh, audio = _mesh(devices, split), plan_audio(devices.size // split.videos)

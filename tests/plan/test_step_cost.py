@@ -7,7 +7,7 @@ import pytest
 
 from devices import DescribedDevice, cpu, tpus
 from ltx2_cli.chips import chip
-from ltx2_cli.core.denoise_memory import decodes_beside
+from ltx2_cli.core.denoise_memory import decodes_beside, denoise_bytes
 from ltx2_cli.errors import UsageError
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.plan.stages import InitialLatents
@@ -178,5 +178,15 @@ def test_decoders_beside_the_denoiser_leave_room_for_its_text(monkeypatch: pytes
     text = text_bytes(plan.spec, plan.arch.transformer, len(plan.prompts), plan.sharding)
     assert 2.41e9 < text < 2.5e9
     for free, beside in ((plan.decoding.bytes + text, True), (plan.decoding.bytes + text - 1, False)):
+        monkeypatch.setattr("ltx2_cli.core.denoise_memory.bytes_left_after", lambda *_, free=free: free)
+        assert decodes_beside(plan) == beside
+
+
+def test_decoders_are_beside_steps_only_with_room_for_their_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", width=1920, height=1088), V6E)
+    plan = replace(plan, decoding=replace(plan.decoding, video_bytes=0, audio_bytes=0))
+    steps = denoise_bytes(plan, plan.stages[0])
+    assert steps > 1e9
+    for free, beside in ((steps, True), (steps - 1, False)):
         monkeypatch.setattr("ltx2_cli.core.denoise_memory.bytes_left_after", lambda *_, free=free: free)
         assert decodes_beside(plan) == beside
