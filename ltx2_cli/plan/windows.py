@@ -22,7 +22,7 @@ class ClipWindow(NamedTuple):
     segments: SegmentWindow | None = None  # between keyframes; None: the overlap is a condition, made before
 
     def geometry(self, clip: Geometry) -> Geometry:
-        """The geometry of the window. Times count from the clip's begin, between keyframes from the window's."""
+        """The geometry of the window. Times count from its first latent, between keyframes from its first frame."""
         if (inside := self.segments) is None:
             return clip.window(self.latents)
         first, own = self.first_frame(clip), [clip.keyframes[number] for number in inside.keyframes]

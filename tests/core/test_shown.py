@@ -29,7 +29,7 @@ def held_out_scenes() -> list[tuple[Scene, str, int]]:
 def shown() -> list[tuple[Scene, Seen]]:
     """Four clips in half of the usual steps."""
     scenes, prompts, seeds = zip(*held_out_scenes(), strict=True)
-    seen = filmed([*zip(prompts, seeds, strict=True)], {"num_inference_steps": 10})
+    seen = (each for each, _ in filmed([*zip(prompts, seeds, strict=True)], {"num_inference_steps": 10}))
     return [*zip(scenes, seen, strict=True)]
 
 

@@ -22,7 +22,7 @@ MEMORY = (
 def main(
     out: Annotated[Path, typer.Option(help="Where states, logs and the model go.")] = Path("out/train_demo"),
     share: Annotated[float, typer.Option(help="Of every course's steps and of the clips, how much.")] = 1.0,
-    start: Annotated[Path | None, typer.Option(help="A trained model: large and brief alone follow.")] = None,
+    start: Annotated[Path | None, typer.Option(help="A trained model: the last course alone follows.")] = None,
 ) -> None:
     """Train the embedded model; call it again to go on."""
     if sys.platform == "linux" and os.environ.get("GLIBC_TUNABLES") != MEMORY:
@@ -51,21 +51,23 @@ def trained(courses: "dict[str, Course]", share: float, out: Path) -> "dict[str,
     audio_vae = audio.trained_vae(courses["audio_vae"], out)
     vocoder = audio.trained_vocoder(courses["vocoder"], audio_vae, out)
     vae, audio_vae = clips.with_statistics(vae, audio_vae, max(1, round(share * clips.MEASURED)))
-    small, large = clips.of_both_sizes(share, vae, audio_vae, out)
+    small, large = (clips.usual_clips(share, pixels, vae, audio_vae, out) for pixels in clips.TRAINING_CLIPS)
+    long = clips.long_clips(share, vae, audio_vae, out)
     twice = upsampler.trained(courses["upsampler"], vae.statistics, small, large, out)
-    learned = denoiser.trained(courses, small, large, out)
+    learned = denoiser.trained(courses, small, large, long, out)
     networks = {"vae": vae, "audio_vae": audio_vae, "vocoder": vocoder, UPSAMPLER: twice}
     return networks | denoiser.by_folder(learned)
 
 
 def trained_further(start: Path, courses: "dict[str, Course]", share: float, out: Path) -> "dict[str, nnx.Module]":
-    """The networks in the folder `start`: the video decoder after the course `large`, the denoiser after `brief`."""
-    from tools.train_demo import clips, denoiser, shipped, video_vae
+    """The networks in the folder `start`, its denoiser after the course `continued`."""
+    from tools.train_demo import clips, denoiser, shipped
 
     networks: dict[str, Any] = {**shipped.read_networks(start)}
-    networks["vae"] = video_vae.decoder_trained(courses["large"], networks["vae"], out, video_vae.BOTH_SIZES)
-    small, large = clips.of_both_sizes(share, networks["vae"], networks["audio_vae"], out)
-    learned = denoiser.briefly_trained(courses["brief"], shipped.as_denoiser(networks), small, large, out)
+    autoencoders = networks["vae"], networks["audio_vae"]
+    large = clips.usual_clips(share, 2 * clips.PIXELS, *autoencoders, out)
+    long = clips.long_clips(share, *autoencoders, out)
+    learned = denoiser.trained_to_continue(courses["continued"], shipped.as_denoiser(networks), long, large, out)
     return networks | denoiser.by_folder(learned)
 
 

@@ -28,9 +28,9 @@ def draw(rng: np.random.Generator, clips: int = CLIPS) -> np.ndarray:
     return np.stack([record_sound(draw_scene(rng)) for _ in range(clips)])
 
 
-def spectrograms(sounds: jax.Array) -> jax.Array:
-    """What the autoencoder takes of sounds [clips, samples, 2]."""
-    return crop_or_pad(log_mel(sounds, SAMPLING_RATE, ARCH.audio_vae), LATENTS, ARCH.audio_vae)
+def spectrograms(sounds: jax.Array, latents: int = LATENTS) -> jax.Array:
+    """What the autoencoder takes of sounds [clips, samples, 2], for so many latents."""
+    return crop_or_pad(log_mel(sounds, SAMPLING_RATE, ARCH.audio_vae), latents, ARCH.audio_vae)
 
 
 def loss(vae: AudioVAE, sounds: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:

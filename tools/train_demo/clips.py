@@ -1,5 +1,6 @@
 """Clips as the denoiser learns them: latents that are made once and kept, captions that are drawn each time."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -12,16 +13,28 @@ from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.models.audio_vae import AudioVAE, mel_to_tokens
 from ltx2_cli.models.video_vae import VideoVAE
 from ltx2_cli.weights.declare import Weight, map_weights
-from tools.train_demo.audio import spectrograms
+from tools.train_demo.audio import LATENTS, spectrograms
 from tools.train_demo.training import OPTIONS
-from tools.train_demo.world import Scene, draw_frames, draw_scene, plain, record_sound
+from tools.train_demo.world import DURATION, NUM_FRAMES, Scene, draw_frames, draw_scene, plain, record_sound
 
 V = TypeVar("V", VideoVAE, AudioVAE)
 PIXELS = 128
 MEASURED = 128  # clips whose latents' mean and spread are measured
 TRAINING_CLIPS = {PIXELS: 6000, 2 * PIXELS: 600}  # how many of each size
+LONG = 1200  # how many clips of twice the length
 AT_ONCE = 4
 KEEP_EVERY = 200  # batches
+
+
+class Length(NamedTuple):
+    """How long clips are."""
+
+    frames: int = NUM_FRAMES
+    seconds: float = DURATION  # of the sound, in whole instants
+    latents: int = LATENTS  # of the sound
+
+
+USUAL_LENGTH, TWICE = Length(), Length(97, 4.01, 101)
 
 
 class Clips(NamedTuple):
@@ -67,30 +80,44 @@ def training_scene(number: int) -> Scene:
     return plain(scene) if number % 2 else scene
 
 
-def of_both_sizes(share: float, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> tuple[Clips, Clips]:
-    """This share of the small and of the large training clips."""
-    small, large = (
-        clips(max(1, round(share * count)), pixels, vae, audio_vae, out) for pixels, count in TRAINING_CLIPS.items()
-    )
-    return small, large
+def moving_scene(number: int) -> Scene:
+    """The scene of a long training clip: every second one begins within a motion."""
+    late = np.random.default_rng([6, number]).integers(200) / 100 if number // 2 % 2 else 0.0
+    return replace(training_scene(number), start=late)
 
 
-def clips(count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> Clips:
+def usual_clips(share: float, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> Clips:
+    """This share of the training clips of a size and of the usual length."""
+    return clips(max(1, round(share * TRAINING_CLIPS[pixels])), pixels, vae, audio_vae, out)
+
+
+def long_clips(share: float, vae: VideoVAE, audio_vae: AudioVAE, out: Path) -> Clips:
+    """This share of the small training clips of twice the length."""
+    return clips(max(1, round(share * LONG)), PIXELS, vae, audio_vae, out, TWICE)
+
+
+def clips(
+    count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path, length: Length = USUAL_LENGTH
+) -> Clips:
     """The first `count` clips of the world at a size; those that `out` keeps are not made again."""
-    path = out / f"clips_{pixels}.npz"
+    usual = length == USUAL_LENGTH
+    path = out / (f"clips_{pixels}.npz" if usual else f"clips_{pixels}_{length.frames}.npz")
     video, audio = _kept(path)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     to_video = compiled(lambda vae, x: vae.encode(x))
-    to_audio = compiled(lambda audio_vae, x: audio_vae.encode(spectrograms(x)))
+    to_audio = compiled(lambda audio_vae, x: audio_vae.encode(spectrograms(x, length.latents)))
+    scene_at = training_scene if usual else moving_scene
     for first in range(len(video), count, AT_ONCE):
-        scenes = [training_scene(number) for number in range(first, first + AT_ONCE)]
-        video.extend(np.asarray(to_video(vae, np.stack([draw_frames(scene, pixels) for scene in scenes])), np.float16))
-        audio.extend(np.asarray(to_audio(audio_vae, np.stack([record_sound(scene) for scene in scenes])), np.float16))
+        scenes = [scene_at(number) for number in range(first, first + AT_ONCE)]
+        frames = np.stack([draw_frames(scene, pixels, slice(length.frames)) for scene in scenes])
+        sounds = np.stack([record_sound(scene, length.seconds) for scene in scenes])
+        video.extend(np.asarray(to_video(vae, frames), np.float16))
+        audio.extend(np.asarray(to_audio(audio_vae, sounds), np.float16))
         if first // AT_ONCE % KEEP_EVERY == KEEP_EVERY - 1 or first + AT_ONCE >= count:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, video=np.stack(video), audio=np.stack(audio))
             print(f"{len(video)} clips of {pixels} pixels", flush=True)
-    scenes = [training_scene(number) for number in range(count)]
+    scenes = [scene_at(number) for number in range(count)]
     return Clips(scenes, np.stack(video[:count]), np.stack(audio[:count]))
 
 

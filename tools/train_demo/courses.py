@@ -17,5 +17,6 @@ COURSES = {
         Course("denoiser", steps=7000, rate=2e-3, warm_up=300, average=0.999),
         Course("both_sizes", steps=300, rate=5e-4, warm_up=20, average=0.995),
         Course("brief", steps=650, rate=7e-4, warm_up=50, average=0.995),
+        Course("continued", steps=1200, rate=6e-4, warm_up=30, average=0.995),
     )
 }

@@ -14,12 +14,16 @@ import numpy as np
 import typer
 
 from ltx2_cli import load, read_spec, resolve, run
+from ltx2_cli.media.clip import Media
 from ltx2_cli.media.write import write_mp4
+from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import EMBEDDED, as_path
+from tools.train_demo.arch import ARCH
 from tools.train_demo.captions import Caption, caption
 from tools.train_demo.evaluate_given import GIVEN, figures
 from tools.train_demo.evaluate_segments import SEGMENTS, segment_figures
+from tools.train_demo.joints import changes_of, joint_figures
 from tools.train_demo.measure import Seen, measure_mp4, shares
 from tools.train_demo.reconstruct import given_back
 from tools.train_demo.world import Scene, draw_scene, plain
@@ -76,10 +80,14 @@ def held_out_briefly(count: int) -> Iterator[tuple[Scene, Caption]]:
         yield scene, next(said for said in captions if 3 <= len(said.text.split()) <= 5)
 
 
-def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> Iterator[Seen]:
-    """What is to be seen and heard in the clip of each prompt and seed, otherwise asked for by `request`."""
-    prompt, seed = asked[0]
-    first = resolve(read_spec({"prompt": prompt, "seed": seed, "model": "demo", "keep_resident": True, **request}))
+def planned(prompt: str, seed: int, request: Mapping[str, object]) -> Plan:
+    """The plan of a clip, otherwise asked for by `request`."""
+    return resolve(read_spec({"prompt": prompt, "seed": seed, "model": "demo", "keep_resident": True, **request}))
+
+
+def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> Iterator[tuple[Seen, Media]]:
+    """What is to be seen and heard in the clip of each prompt and seed, and the clip before it is written."""
+    first = planned(*asked[0], request)
     components = load(first)
     with TemporaryDirectory() as folder:
         for prompt, seed in asked:
@@ -89,7 +97,7 @@ def filmed(asked: Sequence[tuple[str, int]], request: Mapping[str, object]) -> I
             (media,) = run(plan, components)
             clip = Path(folder) / "clip.mp4"
             write_mp4(media, clip)
-            yield measure_mp4(clip)
+            yield measure_mp4(clip), media
 
 
 def main(
@@ -114,8 +122,12 @@ def shown_of(name: str, count: int, checkpoint: str) -> dict[str, float]:
     edges are."""
     scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
     request = {"checkpoint": checkpoint, **(VARIANTS | EIGHT_BITS | OPTIONS | ELSEWHERE)[name]}
-    seen = list(filmed([(caption.text, seed) for seed, caption in enumerate(captions)], request))
-    return shares(scenes, seen, [OPEN - caption.stated for caption in captions]) | edge_of(seen)
+    asked = [(caption.text, seed) for seed, caption in enumerate(captions)]
+    seen, changes = zip(*((each, changes_of(media.frames)) for each, media in filmed(asked, request)), strict=True)
+    _, *later = planned(*asked[0], request).stages[0].windows
+    joints = [(window.latents.video.start + window.overlap.video - 1) * ARCH.compression.frames for window in later]
+    shown = shares(scenes, seen, [OPEN - caption.stated for caption in captions]) | edge_of(seen)
+    return shown | (joint_figures(changes, joints) if joints else {})
 
 
 def edge_of(seen: Sequence[Seen]) -> dict[str, float]:

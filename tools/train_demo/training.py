@@ -62,7 +62,7 @@ def train(
         optax.clip_by_global_norm(1.0),
         muon(schedule, adam_b2=0.99, consistent_rms=0.2, muon_weight_dimension_numbers=matrices),
     )
-    begin = [jnp.array(weight.get_value()) for weight in weights(network)]
+    begin = [jnp.array(np.asarray(weight.get_value())) for weight in weights(network)]  # not committed to a mesh
     state = restored(Training(begin, begin, optimiser.init(begin), 0), out / f"{course.name}.npz")
 
     def step(values: Any, averaged: Any, moments: Any, batch: Any, number: jax.Array) -> Any:

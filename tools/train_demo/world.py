@@ -58,6 +58,7 @@ class Scene:
     pitch: str
     loudness: str
     chance: tuple[float, float, float]
+    start: float = 0  # seconds of the motion before the clip
 
     @property
     def held_out(self) -> bool:
@@ -111,13 +112,15 @@ class Path:
 
 
 def path(scene: Scene, times: np.ndarray) -> Path:
-    """The motion of a scene."""
+    """The motion of a scene: circles and bounces go on, all else comes to rest where a clip from its start ends."""
+    times = times + scene.start
     radius = SIZES[scene.size]
     x, y = (np.full(times.shape, each) for each in PLACES[scene.place])
     radii = np.full(times.shape, radius)
     edge, clip = radius + MARGIN, NUM_FRAMES / FPS
     begin, end = edge + 0.08 * scene.chance[0], 1 - edge - 0.08 * scene.chance[1]
-    run = begin + (end - begin) * times / clip
+    moved = np.minimum(times / clip, 1)
+    run = begin + (end - begin) * moved
     if scene.motion in ("right", "left"):
         x = run if scene.motion == "right" else 1 - run
     elif scene.motion in ("up", "down"):
@@ -129,7 +132,7 @@ def path(scene: Scene, times: np.ndarray) -> Path:
         phase = (times / fall(scene) + 1) / 2 % 1
         y = 1 - edge - HEIGHTS[scene.size] * 4 * phase * (1 - phase)
     elif scene.motion == "grow":
-        radii = radius * (0.5 + 1.2 * times / clip)
+        radii = radius * (0.5 + 1.2 * moved)
     return Path(np.stack([x, y], axis=-1), radii)
 
 
@@ -138,17 +141,17 @@ def fall(scene: Scene) -> float:
     return float(np.sqrt(2 * HEIGHTS[scene.size] / GRAVITY))
 
 
-def contacts(scene: Scene) -> np.ndarray:
+def contacts(scene: Scene, duration: float = DURATION) -> np.ndarray:
     """When the shape meets the ground within the clip."""
     if scene.motion != "bounce":
         return np.empty(0)
-    times = fall(scene) * (1 + 2 * np.arange(8))
-    return times[times < DURATION - 0.05]
+    times = fall(scene) * (1 + 2 * np.arange(16)) - scene.start
+    return times[(times >= 0) & (times < duration - 0.05)]
 
 
 def draw_frames(scene: Scene, pixels: int, frames: slice = slice(NUM_FRAMES)) -> np.ndarray:
     """Some of a scene's frames, float32 [frames, pixels, pixels, 3] in [-1, 1], with smooth edges."""
-    times = np.arange(NUM_FRAMES)[frames] / FPS
+    times = np.arange(frames.stop)[frames] / FPS
     where = path(scene, times)
     grid = (np.arange(pixels, dtype=np.float32) + 0.5) / pixels
     x = grid[None, None, :] - where.centres[:, 0, None, None].astype(np.float32)
@@ -171,18 +174,18 @@ def outside(shape: str, x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.
     return np.maximum(slope * np.abs(x) - y / 2, y) - 0.6 * radius
 
 
-def record_sound(scene: Scene) -> np.ndarray:
+def record_sound(scene: Scene, duration: float = DURATION) -> np.ndarray:
     """A scene's sound, float32 [samples, 2] at 48 kHz: a tone that pans with the shape, and a click at each contact."""
-    times = np.arange(round(DURATION * SAMPLING_RATE)) / SAMPLING_RATE
+    times = np.arange(round(duration * SAMPLING_RATE)) / SAMPLING_RATE
     where = path(scene, times)
     level = np.full(len(times), LOUDNESS[scene.loudness] * (0.4 if scene.motion == "bounce" else 1))
     if scene.motion == "grow":
-        level *= 0.2 + 0.8 * times / DURATION
+        level *= 0.2 + 0.8 * np.minimum((times + scene.start) / DURATION, 1)
     tone = level * np.sin(2 * np.pi * frequencies(scene, times) * times)
     pan = panning(where.centres[:, 0])
     sound = np.sqrt(2) * tone[:, None] * np.stack([np.cos(pan), np.sin(pan)], axis=-1)
     burst = _click()[:, None]
-    for time in contacts(scene):
+    for time in contacts(scene, duration):
         start = round(time * MEL_RATE) * SAMPLING_RATE // MEL_RATE
         sound[start : start + len(burst)] += CLICK * burst
     return sound.astype(np.float32)
@@ -197,7 +200,7 @@ def frequencies(scene: Scene, times: np.ndarray) -> np.ndarray:
     """The tone's pitch in Hz at each time."""
     base = PITCHES[scene.pitch]
     ladder = LADDERS.get(scene.motion, (2, 2, 2))
-    return base / 2 * np.asarray(ladder)[np.minimum((times / RUNG).astype(int), 2)]
+    return base / 2 * np.asarray(ladder)[np.minimum(((times + scene.start) / RUNG).astype(int), 2)]
 
 
 @cache
