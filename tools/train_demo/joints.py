@@ -15,9 +15,9 @@ def changes_of(frames: np.ndarray) -> np.ndarray:
 
 
 def joint_figures(changes: Sequence[np.ndarray], joints: Sequence[int]) -> dict[str, float]:
-    """How a clip's largest change at a joint compares to the largest of those around: the share of joints where it is
-    no larger, and its ratio, which this share of joints does not exceed; then of all other places. Joints are frames,
-    the last before each."""
+    """The largest change at a joint, divided by the largest of those around: the share of joints where this ratio is at
+    most 1, and the ratio that `QUANTILE` of them do not exceed; the same of all other places. `changes` are those of
+    each clip; a joint is the number of the last frame before it."""
     at_joints = np.array([_ratio(each, joint) for each in changes for joint in joints])
     reach = BESIDE + AROUND
     places = [
