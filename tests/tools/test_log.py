@@ -66,9 +66,9 @@ def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
 def test_clips_begin_and_end_with_the_pictures_that_they_are_given() -> None:
     seen = {name: figures for name, figures in evaluated().items() if name in GIVEN}
     assert set(seen) == set(GIVEN)
-    for name, part in (("first picture", "first_second"), ("first and last picture", "end")):
+    for name, part, least in (("first picture", "first_second", 0.9), ("first and last picture", "end", 0.95)):
         assert seen[name]["clips"] == 50
-        assert min(seen[name][part].values()) >= 0.9
+        assert min(seen[name][part].values()) >= least
 
 
 def test_clips_in_windows_change_at_joints_as_elsewhere() -> None:
@@ -87,7 +87,5 @@ def test_the_tables_equal_the_measurements() -> None:
         for variant, shares in evaluated(name).items():
             of_parts = [shares[part][what] for part in ("first_second", "end") for what in PARTS if part in shares]
             figures = [*of_parts, *(shares[what] for what in (OF_WHOLE if of_parts else COLUMNS))]
-            shown = (
-                "-" if np.isnan(share) else f"{100 * share:.3g}" for share in figures
-            )  # of none that it applies to
+            shown = ["-" if np.isnan(share) else f"{100 * share:.3g}" for share in figures]  # -: it applies to none
             assert f"| {variant} | {' | '.join(shown)} |" in README

@@ -27,7 +27,7 @@ KEEP_EVERY = 200  # batches
 
 
 class Length(NamedTuple):
-    """How long clips are."""
+    """The length of clips: frames, the sound's seconds, and its latents."""
 
     frames: int = NUM_FRAMES
     seconds: float = DURATION  # of the sound, in whole instants
@@ -100,13 +100,12 @@ def clips(
     count: int, pixels: int, vae: VideoVAE, audio_vae: AudioVAE, out: Path, length: Length = USUAL_LENGTH
 ) -> Clips:
     """The first `count` clips of the world at a size; those that `out` keeps are not made again."""
-    usual = length == USUAL_LENGTH
-    path = out / (f"clips_{pixels}.npz" if usual else f"clips_{pixels}_{length.frames}.npz")
+    path = out / f"clips_{pixels}_{length.frames}.npz"
     video, audio = _kept(path)
     compiled = partial(jax.jit, compiler_options=OPTIONS.get(jax.default_backend()))
     to_video = compiled(lambda vae, x: vae.encode(x))
     to_audio = compiled(lambda audio_vae, x: audio_vae.encode(spectrograms(x, length.latents)))
-    scene_at = training_scene if usual else moving_scene
+    scene_at = training_scene if length == USUAL_LENGTH else moving_scene
     for first in range(len(video), count, AT_ONCE):
         scenes = [scene_at(number) for number in range(first, first + AT_ONCE)]
         frames = np.stack([draw_frames(scene, pixels, slice(length.frames)) for scene in scenes])
