@@ -58,7 +58,7 @@ def _remedies(activity: str, plan: Plan) -> Iterator[str]:
         yield f"{typed('decoder', Decoder.convolution.value)}, which decodes in smaller tiles"
     elif activity == DECODE:
         half = f"{max(plan.decoding.video_bytes / 2e9, 0.001):.2g}"
-        yield f"{typed('vae_memory_gb', half)}, which decodes in smaller tiles"
+        yield f"{typed('vae_memory_gb', half)}, which decodes less at once"
     yield f"more devices with {typed('sharding', 'NAME')}"
 
 

@@ -15,9 +15,9 @@ from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioUpsample
 from ltx2_cli.models.diffusion_decoder import ContextBlock, DiffusionDecoder
 from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
-from ltx2_cli.nn.layers import Conv
+from ltx2_cli.nn.layers import IMAGE_AXES, Conv
 from ltx2_cli.nn.neighborhood import block_and_box
-from ltx2_cli.plan.decoding import TILE_AXIS
+from ltx2_cli.plan.decoding import TILE_AXIS, tiled_work
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
@@ -38,14 +38,16 @@ def kernel_elements(module: nnx.Module) -> int:
     return _elements([weight for weight in weights(module) if weight.source.endswith(".weight")])
 
 
-def video_decoder_flops(decoder: VideoDecoder, frames: int, height: int, width: int) -> int:
-    """The video VAE's decoder on one video of frames × height × width latents."""
-    flops = 2 * frames * height * width * kernel_elements(decoder.conv_in)
-    for layer in decoder.layers:
-        flops += 2 * frames * height * width * kernel_elements(layer)
+def video_decoder_flops(decoder: VideoDecoder, size: Extent, cut: int = 0, work: float = 1) -> float:
+    """The video VAE's decoder on one video with latents of this size; layers behind the first `cut` do `work` times the
+    least."""
+    (frames, height, width), flops = size, 2.0 * math.prod(size) * kernel_elements(decoder.conv_in)
+    for number, layer in enumerate(decoder.layers):
+        own = 2 * frames * height * width * kernel_elements(layer)
+        flops += own * work if number >= cut else own
         along_time, along_height, along_width = layer.stride
         frames, height, width = (frames - 1) * along_time + 1, height * along_height, width * along_width
-    return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out)
+    return flops + 2 * frames * height * width * kernel_elements(decoder.conv_out) * work
 
 
 def stage_flops(blocks: ContextBlock, upsample: nnx.Module, grid: Extent) -> int:
@@ -137,12 +139,15 @@ def decoding_flops(plan: Plan) -> Streams[float]:
     """Operations of one device to decode all videos and audio of a run."""
     _, _, *size = plan.latent_shapes.video
     video, audio = 0.0, 0.0
+    down, across = (plan.decoding.mesh.shape[axis] for axis in IMAGE_AXES)
     if isinstance(tiles := plan.decoding.tiles, PixelTiles):
         whole, tile = diffusion_decoder_flops(plan.network(DIFFUSION_DECODER), tiles, (size[0], size[1], size[2]))
         one = whole + tile * -(-math.prod(tiles.counts) // plan.decoding.mesh.shape[TILE_AXIS])
         video = float(one * -(-plan.batch_size // plan.decoding.videos))
     elif plan.spec.running.video:
-        video = plan.batch_size * video_decoder_flops(plan.network("vae").decoder, *size) / plan.sharding.mesh.size
+        decoder, part = plan.network("vae").decoder, (size[0], size[1] // down, size[2] // across)
+        one = video_decoder_flops(decoder, part, tiles.cut if tiles else 0, tiled_work(decoder, part, tiles))
+        video = plan.batch_size * one * down * across / plan.sharding.mesh.size
     if audio_tiles := plan.decoding.audio_tiles:
         coder, arch = plan.network("audio_vae").decoder, plan.arch.audio_vae
         one = spectrogram_flops(coder, audio_tiles.axis.read_size, arch.latent_mels)

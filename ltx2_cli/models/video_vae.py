@@ -4,6 +4,7 @@ Time shrinks by 8, but for the first frame, which stands alone; height and width
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 from jaxtyping import Float
 
 from ltx2_cli.models.config import LTX2, LTX2_3, NetworkArch
-from ltx2_cli.nn.layers import Conv3D, rms_norm
+from ltx2_cli.nn.layers import Conv3D, FrameNumber, rms_norm
 from ltx2_cli.weights.declare import Scope
 
 NORM_EPS = 1e-8
@@ -26,6 +27,7 @@ Stride = tuple[int, int, int]  # frames, height, width
 # frame: zeros, or its reflection ("reflect").
 Borders = tuple[bool, str]
 Past = Any  # the last input frames of each convolution, a tree of arrays; None: there are none yet
+PAST_FRAMES = 2  # of a convolution
 STRIDES: dict[str, Stride] = {"spatial": (1, 2, 2), "temporal": (2, 1, 1), "spatiotemporal": (2, 2, 2)}
 
 
@@ -115,6 +117,14 @@ def norm_silu(x: jax.Array, eps: float = NORM_EPS) -> jax.Array:
     return jax.nn.silu(rms_norm(x, eps))
 
 
+def with_past(x: jax.Array, past: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The next frames x of a video behind the last ones before them, at first copies of its first one; and the last
+    ones of both."""
+    past = jnp.repeat(x[:, :1], PAST_FRAMES, axis=1) if past is None else past
+    x = jnp.concatenate([past, x], axis=1)
+    return x, x[:, -PAST_FRAMES:]
+
+
 class ResNet(nnx.Module):
     """shortcut(x) + conv2(norm_silu(conv1(norm_silu(x)))); without a shortcut: x + …"""
 
@@ -132,11 +142,15 @@ class VideoResNet(ResNet):
     conv1: Conv3D
     conv2: Conv3D
 
-    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-        """`__call__` for the next frames of a video."""
-        y, first = self.conv1.resume(norm_silu(x, self.eps), past and past[0])
-        y, second = self.conv2.resume(norm_silu(y, self.eps), past and past[1])
-        return x + y, (first, second)
+    def resume(self, x: jax.Array, past: Past, start: FrameNumber, frames: int | None) -> tuple[jax.Array, Past]:
+        """`__call__` for the next frames x of a video of `frames` frames, from its frame `start` on, but late by the
+        frames that the convolutions look ahead; and the past for the frames after them."""
+        (x, kept), late = with_past(x, past and past[0]), self.conv1.time_padding[1]
+        y = self.conv1.resume(norm_silu(x, self.eps), start - PAST_FRAMES, frames)
+        y, second = with_past(norm_silu(y, self.eps), past and past[1])
+        y = self.conv2.resume(y, start - late - PAST_FRAMES, frames)
+        skip = x[:, PAST_FRAMES - 2 * late :][:, : y.shape[1]]
+        return skip + y, (kept, second)
 
 
 class ResNets(nnx.Module):
@@ -152,9 +166,26 @@ class ResNets(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, block: (block(x), None), x, self.blocks)[0]
 
-    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-        """`__call__` for the next frames of a video."""
-        return jax.lax.scan(lambda x, scanned: scanned[0].resume(x, scanned[1]), x, (self.blocks, past))
+    def resume(self, x: jax.Array, past: Past, start: FrameNumber, frames: int | None) -> tuple[jax.Array, Past]:
+        """As `VideoResNet.resume`."""
+
+        def block(x: jax.Array, turn: tuple[VideoResNet, jax.Array], past: Past) -> tuple[jax.Array, Past]:
+            resnet, number = turn
+            return resnet.resume(x, past, start - 2 * resnet.conv1.time_padding[1] * number, frames)
+
+        def in_place(begun: tuple[jax.Array, Past], turn: tuple[VideoResNet, jax.Array]) -> tuple[Any, None]:
+            (x, pasts), (_, number) = begun, turn
+            x, own = block(x, turn, jax.tree.map(lambda kept: kept[number], pasts))
+            return (x, jax.tree.map(lambda kept, new: kept.at[number].set(new), pasts, own)), None
+
+        turns = self.blocks, jnp.arange(self.count)
+        if past is None:
+            return jax.lax.scan(partial(block, past=None), x, turns)
+        return jax.lax.scan(in_place, (x, past), turns)[0]
+
+    def resumed(self, start: FrameNumber) -> FrameNumber:
+        """The first frame of the output of `resume`."""
+        return start - self.convolutions * self.blocks.conv1.time_padding[1]
 
 
 def space_to_depth(x: jax.Array, stride: Stride) -> jax.Array:
@@ -180,14 +211,14 @@ class Downsample(nnx.Module):
         self.conv = video_conv(scope / "conv", d_in, d_out // math.prod(stride), borders)
         self.stride, self.d_out = stride, d_out
 
-    def resume(self, x: jax.Array, past: Past) -> tuple[jax.Array, Past]:
+    def resume(self, x: jax.Array, past: Past, start: FrameNumber, frames: int | None) -> tuple[jax.Array, Past]:
         """The next frames of a video."""
         if past is None:  # the first frame is repeated to fill its cell
             x = jnp.concatenate([x[:, : self.stride[0] - 1], x], axis=1)
         skip = space_to_depth(x, self.stride)
         skip = skip.reshape(*skip.shape[:-1], self.d_out, -1).mean(axis=-1)
-        y, past = self.conv.resume(x, past)
-        return space_to_depth(y, self.stride) + skip, past
+        x, past = with_past(x, past)
+        return space_to_depth(self.conv.resume(x, start - PAST_FRAMES, frames), self.stride) + skip, past
 
 
 class VideoUpsample(nnx.Module):
@@ -201,11 +232,27 @@ class VideoUpsample(nnx.Module):
         self.stride, self.residual, self.channels = stride, residual, d_in // factor
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = depth_to_space(self.conv(x), self.stride)
+        return self._enlarged(self.conv(x), x)[:, self.stride[0] - 1 :]  # only the last frame of the first cell is kept
+
+    def resume(self, x: jax.Array, past: Past, start: FrameNumber, frames: int | None) -> tuple[jax.Array, Past]:
+        """As `VideoResNet.resume`."""
+        x, past = with_past(x, past)
+        y = self.conv.resume(x, start - PAST_FRAMES, frames)
+        skip = x[:, PAST_FRAMES - self.conv.time_padding[1] :][:, : y.shape[1]]
+        return self._enlarged(y, skip), past
+
+    def resumed(self, start: FrameNumber) -> FrameNumber:
+        """The first frame of the output of `resume`."""
+        by = self.stride[0]
+        return by * (start - self.conv.time_padding[1]) - (by - 1)
+
+    def _enlarged(self, y: jax.Array, x: jax.Array) -> jax.Array:
+        """Depth to space of the convolution's output y, with the input x added if that is `residual`."""
+        y = depth_to_space(y, self.stride)
         if self.residual:
             skip = depth_to_space(x, self.stride)
             y = y + jnp.tile(skip, y.shape[-1] // skip.shape[-1])
-        return y[:, self.stride[0] - 1 :]  # only the last frame of the first cell is kept
+        return y
 
 
 def stage_resnets(scope: Scope, count: int, channels: int, borders: Borders) -> list[ResNets]:
@@ -251,12 +298,13 @@ class VideoEncoder(nnx.Module):
         # squares of pixels to channels (channel, column, row), the last running fastest
         columns_first = video.astype(self.conv_in.kernel.dtype).swapaxes(2, 3)
         x = space_to_depth(columns_first, (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
-        following = []
-        for layer, past in zip((self.conv_in, *self.layers), pasts[:-1], strict=True):
-            x, past = layer.resume(x, past)
+        x, first = with_past(x, pasts[0])
+        x, following = self.conv_in.resume(x, 0, None), []  # before the first frame are its copies: no end is near
+        for layer, past in zip(self.layers, pasts[1:-1], strict=True):
+            x, past = layer.resume(x, past, 0, None)
             following.append(past)
-        x, past = self.conv_out.resume(norm_silu(x), pasts[-1])
-        return x[..., :-1], (*following, past)
+        x, last = with_past(norm_silu(x), pasts[-1])
+        return self.conv_out.resume(x, 0, None)[..., :-1], (first, *following, last)
 
 
 class VideoDecoder(nnx.Module):
@@ -295,8 +343,32 @@ class VideoDecoder(nnx.Module):
         """The pixels from the output x of the first `cut` layers."""
         for layer in self.layers[cut:]:
             x = layer(x)
-        patches = self.conv_out(norm_silu(x)).swapaxes(2, 3)
-        return depth_to_space(patches, (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
+        return self._pixels(self.conv_out(norm_silu(x)))
+
+    def resume(self, x: jax.Array, cut: int, past: Past, start: FrameNumber, frames: int) -> tuple[jax.Array, Past]:
+        """`tail` for the next frames x of a video, which begin at its frame `start` of `frames`: as many frames of the
+        result, from `resumed(cut, start)` on, and the past for the frames after them. A layer is late by the frames
+        that it looks ahead, so the first ones that come are before the video's begin, and x must go on behind its
+        end. Frames outside of it have any values."""
+        following = []
+        for layer, own in zip(
+            self.layers[cut:], past[:-1] if past else (None,) * (len(self.layers) - cut), strict=True
+        ):
+            x, own = layer.resume(x, own, start, frames)
+            start, frames = layer.resumed(start), layer.stride[0] * (frames - 1) + 1
+            following.append(own)
+        x, last = with_past(norm_silu(x), past and past[-1])
+        return self._pixels(self.conv_out.resume(x, start - PAST_FRAMES, frames)), (*following, last)
+
+    def resumed(self, cut: int, start: FrameNumber) -> FrameNumber:
+        """The first frame of the output of `resume`."""
+        for layer in self.layers[cut:]:
+            start = layer.resumed(start)
+        return start - self.conv_out.time_padding[1]
+
+    def _pixels(self, x: jax.Array) -> jax.Array:
+        """Squares of pixels from channels (color, column, row)."""
+        return depth_to_space(x.swapaxes(2, 3), (1, self.patch_size, self.patch_size)).swapaxes(2, 3)
 
 
 class VideoVAE(nnx.Module):

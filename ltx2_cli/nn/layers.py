@@ -23,6 +23,7 @@ from ltx2_cli.weights.quantized_matrix import Matrix, QuantizedMatrix, quantize,
 SINUSOID_WIDTH = 256
 GELU_LEAST = 0.1701  # the magnitude of its least value, rounded up
 Padding = tuple[tuple[int, int], ...]  # elements added before and after each axis
+FrameNumber = int | jax.Array
 IMAGE_AXES = ("height", "width")  # mesh axes that split images, inside `jax.shard_map`
 
 
@@ -324,13 +325,11 @@ class Conv3D(nnx.Module):
         x = jnp.pad(x, ((0, 0), self.time_padding, (0, 0), (0, 0), (0, 0)), mode=self.time_mode)
         return self._windows(x, spatial_padding)
 
-    def resume(self, x: jax.Array, past: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The output for the next frames x of a video, and the `past` for the frames after them, of a convolution that
-        only looks back. `past` are the frames before x; None: x are the first."""
-        before = self.time_padding[0]
-        past = jnp.repeat(x[:, :1], before, axis=1) if past is None else past
-        x = jnp.concatenate([past, x], axis=1)
-        return self._windows(*halo_pad(x, self.reflect)), x[:, -before:]
+    def resume(self, x: jax.Array, start: FrameNumber, frames: int | None) -> jax.Array:
+        """The output for all windows of three frames in x, a part of a video from its frame `start` on. Windows that
+        reach beyond the first or the last of its `frames` see that one again; None: no window does."""
+        x = x if frames is None else _repeat_ends(x, start, frames, self.time_padding)
+        return self._windows(*halo_pad(x, self.reflect))
 
     def _windows(self, x: jax.Array, spatial_padding: Padding) -> jax.Array:
         """One frame for each window of three; frames are zero-padded by `spatial_padding`."""
@@ -340,6 +339,17 @@ class Conv3D(nnx.Module):
         images = joined.reshape(-1, *joined.shape[2:])
         y = convolve(images, kernel.reshape(height, width, frames * d_in, d_out), spatial_padding)
         return y.reshape(x.shape[0], kept, *y.shape[1:]) + self.bias[...]
+
+
+def _repeat_ends(x: jax.Array, start: FrameNumber, frames: int, padding: tuple[int, int]) -> jax.Array:
+    """x [batch, frames, height, width, channels], from frame `start` of a video on, with copies of the video's first
+    frame in so many before it, and of its last of `frames` in so many behind it, where x has these places."""
+    before, after = padding
+    for place, end in [(-1 - n, 0) for n in range(before)] + [(frames + n, frames - 1) for n in range(after)]:
+        index = jnp.clip(place - start, 0, x.shape[1] - 1)
+        copied = jax.lax.dynamic_slice_in_dim(x, jnp.where(index == place - start, end - start, index), 1, axis=1)
+        x = jax.lax.dynamic_update_slice_in_dim(x, copied, index, axis=1)
+    return x
 
 
 def halo_pad(x: jax.Array, reflect: bool) -> tuple[jax.Array, Padding]:

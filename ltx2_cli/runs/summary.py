@@ -8,7 +8,9 @@ from ltx2_cli.core.denoise_memory import host_bytes
 from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.estimate.phases import REFINE
 from ltx2_cli.nn.layers import IMAGE_AXES
+from ltx2_cli.plan.decoding import output_scale
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
+from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import EULER, Stage
 from ltx2_cli.request.spec import ConditionSpec, Offload
@@ -49,23 +51,33 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
         yield "audio", spec.audio.path
     for stage in plan.stages:
         yield from _stage_rows(plan, stage, phases)
+    if spec.running.video and DECODE in phases:
+        yield "decode", ", ".join([*_decoding_parts(plan), f"about {quantity(decoding.bytes)} on a device"])
+    kind = mesh.devices.flat[0].device_kind
+    yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
+    if plan.layout:
+        yield "passes", plan.layout
+
+
+def _decoding_parts(plan: Plan) -> list[str]:
+    """How decoding is divided."""
+    decoding = plan.decoding
     height, width = (decoding.mesh.shape[axis] for axis in IMAGE_AXES)
     parts = ["by diffusion"] if plan.networks.diffusion_decoder else []
     parts += [f"{decoding.videos} videos at a time"] if decoding.videos > 1 else []
     parts += [f"images in {height}x{width} parts"] if height * width > 1 else []
-    if decoding.tiles and math.prod(decoding.tiles.counts) > 1:
-        parts.append("{}x{}x{} tiles of frames, height and width".format(*decoding.tiles.counts))
+    if isinstance(tiles := decoding.tiles, PixelTiles):
+        parts += ["{}x{}x{} tiles of frames, height and width".format(*tiles.counts)] * (math.prod(tiles.counts) > 1)
+    elif tiles:
+        frames_at_once, _, _ = output_scale(plan.network("vae").decoder, tiles.cut)
+        parts += ["{}x{} tiles of height and width".format(*tiles.counts)] * (math.prod(tiles.counts) > 1)
+        parts += [f"{frames_at_once * tiles.frames_at_once} frames at a time"] * bool(tiles.frames_at_once)
     if audio := decoding.audio_tiles:
         counts = {"tiles": audio.number, "parts": audio.number_of_parts}
         divided = " of ".join(f"{count} {name}" for name, count in counts.items() if count > 1)
         parts += [f"the audio in {divided}"] if divided else []
     parts += [] if decoding.at_once or not decoding.audio_bytes else ["the audio after the frames"]
-    if spec.running.video and DECODE in phases:
-        yield "decode", ", ".join([*parts, f"about {quantity(decoding.bytes)} on a device"])
-    kind = mesh.devices.flat[0].device_kind
-    yield "devices", f"{mesh.size} {kind}, profile {spec.sharding.profile}: {plan.sharding.text}"
-    if plan.layout:
-        yield "passes", plan.layout
+    return parts
 
 
 def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[tuple[str, str]]:

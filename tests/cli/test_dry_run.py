@@ -218,7 +218,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(generate: Run) -> None:
     ("options", "divided"),
     [
         ("--sharding trillium", "images in 2x2 parts, the audio in 8 parts, the audio after the frames"),
-        ("--windows 2 --duration 40s", "3x1x1 tiles of frames, height and width, the audio in 2 tiles"),
+        ("--windows 2 --duration 40s", "frames at a time, the audio in 2 tiles"),
         ("--sharding trillium --windows 2 --duration 40s", "the audio in 2 tiles of 8 parts"),
     ],
 )

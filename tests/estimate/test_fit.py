@@ -47,7 +47,7 @@ EXPECTED = {
     "tpu7x-8": (FITS, FITS, FITS, FITS),
     "v5e-1": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
     "24 GB": (OFFLOAD, OFFLOAD, OFFLOAD, FITS),
-    "8 GB": (BOTH, f"{MOST} {BOTH}", DEMO, FITS),
+    "8 GB": (BOTH, f"{MOST} {BOTH}", f"{MOST} {BOTH}", FITS),
     "48 GB": (INT8, INT8, INT8, FITS),
     "80 GB": (FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, FITS),

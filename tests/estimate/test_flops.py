@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,10 +26,11 @@ from ltx2_cli.models.audio_vae import AudioDecoder, AudioEncoder, AudioVAEArch
 from ltx2_cli.models.diffusion_decoder import DiffusionDecoder, DiffusionDecoderArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, PassReuse, rope_tables
-from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAEArch
+from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAE, VideoVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.plan.decoding import Tiles, decode_tiled, tiled_work
 from ltx2_cli.plan.pixel_tiles import tile_pixels
 from ltx2_cli.plan.step_cost import Rows, Step, TokenCounts, denoiser_flops
 from ltx2_cli.request.spec import Streams
@@ -210,7 +212,21 @@ def test_flops_of_the_video_decoder_equal_the_traced_convolutions(differently: d
     arch = VideoVAEArch(**small | differently)
     decoder = VideoDecoder(Scope(jnp.float32), arch)
     latents = jax.ShapeDtypeStruct((1, 3, 2, 4, 6), jnp.float32)
-    assert traced(lambda decoder, latents: decoder(latents), decoder, latents) == video_decoder_flops(decoder, 3, 2, 4)
+    counted = traced(lambda decoder, latents: decoder(latents), decoder, latents)
+    assert counted == video_decoder_flops(decoder, (3, 2, 4))
+
+
+@pytest.mark.parametrize("tiles", [Tiles(2, (1, 3)), Tiles(2, (1, 1), 4), Tiles(0, (2, 1), 1)], ids=repr)
+def test_flops_of_tiles_are_those_of_all_that_they_read(tiles: Tiles):
+    """Frames of a layer are counted as so many times those before it, but for the first."""
+    size = (17, 24, 32)
+    arch = VideoVAEArch(latent_channels=6, decoder_block_out_channels=(8, 16, 32), decoder_causal=False)
+    vae = VideoVAE(Scope(jnp.float32), arch)
+    latents = jax.ShapeDtypeStruct((1, *size, 6), jnp.float32)
+    counted = traced(partial(decode_tiled, tiles=tiles), vae, latents)
+    work = tiled_work(vae.decoder, size, tiles)
+    assert work > 1.2
+    assert counted == pytest.approx(video_decoder_flops(vae.decoder, size, tiles.cut, work), rel=0.06)
 
 
 def test_flops_of_the_diffusion_decoder_are_its_traced_products_but_for_a_seventh():

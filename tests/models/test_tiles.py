@@ -1,4 +1,5 @@
-"""Decoding in tiles gives the frames of the whole clip, and takes the memory that was foreseen."""
+"""Decoding in tiles and in few frames after another gives the frames of the whole clip, and takes the memory that was
+foreseen."""
 
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.plan import decoding as module
-from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_tiled, tile_axis, tile_video, video_decode_bytes
+from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_tiled, tile_axis, tile_images, video_decode_bytes
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
@@ -28,7 +29,16 @@ BORDERS = {
     "plain": {"decoder_causal": False, "decoder_spatial_padding_mode": "zeros", "upsample_residual": (False,) * 3},
     "causal": {"decoder_causal": True, "decoder_spatial_padding_mode": "zeros"},
 }
-COUNTS = {1: (1, 1, 7), 3: (4, 1, 2), 5: (2, 2, 3)}  # of tiles, if the cut is before the first upsampling, the second…
+TILES = [  # the cut is before the first upsampling, the second or the last
+    Tiles(1, (1, 7)),
+    Tiles(3, (1, 2)),
+    Tiles(5, (2, 3)),
+    Tiles(1, (1, 1), 1),
+    Tiles(1, (1, 1), 4),
+    Tiles(3, (1, 2), 3),
+    Tiles(5, (2, 1), 8),
+    Tiles(5, (1, 1), 40),
+]
 LATENTS = (1, 25, 9, 14, 8)
 
 decode = jax.jit(decode_tiled, static_argnames="tiles")
@@ -60,31 +70,40 @@ def test_frames_are_pixels_in_256_levels() -> None:
     np.testing.assert_allclose(levels, (pixels.clip(-1, 1) * 127.5 + 127.5).reshape(levels.shape), rtol=0, atol=0.51)
 
 
-@pytest.mark.parametrize("cut", COUNTS)
-def test_tiled_frames_equal_those_decoded_at_once(vae: VideoVAE, whole: np.ndarray, cut: int) -> None:
-    tiles = Tiles(cut, COUNTS[cut])
-    extent, _ = module.activations(vae.decoder, LATENTS[1:4])[cut]
-    seen = [axis.read_size for axis in tile_video(vae.decoder, tiles, extent)]
-    assert all(some < side for some, side, count in zip(seen, extent, tiles.counts, strict=True) if count > 1)
+@pytest.mark.parametrize("tiles", TILES, ids=repr)
+def test_tiled_frames_equal_those_decoded_at_once(vae: VideoVAE, whole: np.ndarray, tiles: Tiles) -> None:
+    (_, *sides), _ = module.activations(vae.decoder, LATENTS[1:4])[tiles.cut]
+    seen = [axis.read_size for axis in tile_images(vae.decoder, tiles, *sides)]
+    assert all(some < side for some, side, count in zip(seen, sides, tiles.counts, strict=True) if count > 1)
     levels, finite = decode(vae, normal(*LATENTS), tiles)
     assert finite
     assert np.abs(levels - whole).max() <= 1  # a level of 255 may round the other way
 
 
+@pytest.mark.parametrize("frames", [2, 3])
+def test_short_clips_come_whole(vae: VideoVAE, frames: int) -> None:
+    """Shorter than what the layers look ahead."""
+    latents = normal(1, frames, 4, 5, 8)
+    np.testing.assert_allclose(*(decode(vae, latents, tiles)[0].astype(int) for tiles in (None, TILES[3])), atol=1)
+
+
 def test_too_small_receptive_fields_are_noticed(
     vae: VideoVAE, whole: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames, side = module.receptive_field(vae.decoder, 3)
-    for less, counts in (((0, side), (2, 1, 1)), ((frames, side - 2), (1, 1, 3))):
-        monkeypatch.setattr(module, "receptive_field", lambda decoder, cut, less=less: less)
-        levels, _ = jax.jit(partial(decode_tiled, tiles=Tiles(3, counts)))(vae, normal(*LATENTS))
-        assert np.abs(levels - whole).max() > 1
+    side = module.receptive_field(vae.decoder, 3)
+    monkeypatch.setattr(module, "receptive_field", lambda decoder, cut: side - 2)
+    levels, _ = jax.jit(partial(decode_tiled, tiles=Tiles(3, (1, 3))))(vae, normal(*LATENTS))
+    assert np.abs(levels - whole).max() > 1
 
 
-def test_values_that_are_not_finite_in_one_tile_are_reported(vae: VideoVAE) -> None:
+@pytest.mark.parametrize("tiles", [Tiles(5, (2, 3)), Tiles(3, (1, 2), 3)], ids=repr)
+@pytest.mark.parametrize("place", [(24, 8, 13), (0, 0, 0)])
+def test_values_that_are_not_finite_in_one_tile_are_reported(
+    vae: VideoVAE, tiles: Tiles, place: tuple[int, int, int]
+) -> None:
     latents = normal(*LATENTS)
-    latents[0, 24, 8, 13] = np.nan
-    assert not decode(vae, latents, Tiles(5, (2, 2, 3)))[1]
+    latents[0][place] = np.nan
+    assert not decode(vae, latents, tiles)[1]
 
 
 def test_tiles_cover_an_axis() -> None:
@@ -94,7 +113,7 @@ def test_tiles_cover_an_axis() -> None:
     assert tile_axis(5, 1, halo=3, shared=1) == AxisTiling(5, (0,), 5, (0,))
 
 
-@pytest.mark.parametrize("tiles", [None, Tiles(5, (1, 3, 4))])
+@pytest.mark.parametrize("tiles", [None, Tiles(5, (3, 4)), Tiles(3, (1, 1), 1), Tiles(5, (1, 1), 2)], ids=repr)
 def test_estimated_memory_is_near_the_compiled_one(tiles: Tiles | None) -> None:
     arch = VideoVAEArch(**SHAPES | {"decoder_block_out_channels": (32, 64, 128)}, decoder_causal=False)
     vae = VideoVAE(Scope(jnp.float32), arch)

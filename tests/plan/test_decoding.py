@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAEArch
-from ltx2_cli.plan.decoding import DecodePlan, _splits, plan_tiling
+from ltx2_cli.plan.decoding import (
+    DecodePlan,
+    Tiles,
+    _splits,
+    copying,
+    plan_tiling,
+    tiled_work,
+    video_decode_bytes,
+)
 from ltx2_cli.weights.declare import Scope
 
 CLIP = (16, 16, 24)  # 768x512, 121 frames
@@ -55,6 +63,25 @@ def test_little_memory_means_tiles() -> None:
     assert less.tiles is not None
     assert less.bytes <= 0.5 * whole.bytes
     assert divided(1, room=0.5 * whole.bytes).tiles is None  # eight devices need none
+
+
+def test_little_memory_costs_little_work() -> None:
+    """1920x1088, 121 frames, in twice what a GPU of 8 GB has beside the weights, as a CPU computes in float32: the
+    layers before the cut work once, those behind it go on some frames beyond the end."""
+    plan, size = divided(1, (16, 34, 60), devices=1, room=11e9), (16, 34, 60)
+    assert isinstance(plan.tiles, Tiles)
+    assert (plan.tiles.counts, plan.tiles.frames_at_once > 0) == ((1, 1), True)
+    assert plan.video_bytes < 11e9 < video_decode_bytes(DECODER, size, None, itemsize=4) / 5
+    assert 1 < tiled_work(DECODER, size, plan.tiles) < 1.5
+    assert copying(DECODER, plan.tiles) < 3
+
+
+@pytest.mark.parametrize("seconds", [10, 60])
+def test_a_longer_clip_takes_the_memory_of_its_levels_and_of_few_layers_more(seconds: int) -> None:
+    frames = 3 * seconds + 1
+    plan = divided(1, (frames, 16, 24), devices=1, room=0)
+    levels, shallow = 3 * 512 * 768 * (8 * frames - 7), 4 * frames * 16 * 24 * 1024
+    assert plan.video_bytes - levels < 2.4e9 + 11 * shallow
 
 
 def test_a_clip_that_never_fits_gets_the_smallest_memory() -> None:
