@@ -9,8 +9,9 @@ import numpy as np
 from ltx2_cli.weights.digests import digests
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from tools.train_demo.courses import COURSES
-from tools.train_demo.evaluate import ELSEWHERE, SHORT, VARIANTS
+from tools.train_demo.evaluate import EIGHT_BITS, ELSEWHERE, OPTIONS, SHORT, VARIANTS
 from tools.train_demo.evaluate_given import GIVEN
+from tools.train_demo.evaluate_segments import SEGMENTS
 
 HOME = Path(__file__).parents[2] / "tools/train_demo"
 README = (HOME / "README.md").read_text().splitlines()
@@ -19,7 +20,7 @@ COLUMNS = ("colour", "shape", "motion", "pitch", "sync", "size", "background", "
 PARTS, OF_WHOLE = ("colour", "shape", "place"), ("motion", "pitch", "sync", "pan")  # of clips that are given something
 LEAST = {"colour": 0.95, "shape": 0.9, "motion": 0.9, "pitch": 0.9, "sync": 0.85}
 LEAST_OF_SHORT = {"colour": 0.9, "shape": 0.9, "motion": 0.9}
-EARLIER = "evaluate_before_brief"  # of the weights from which the course `brief` went on
+FEWER = "options"  # the log of the ways to ask that fewer prompts were asked in
 
 
 def logged(name: str) -> list[dict[str, Any]]:
@@ -43,14 +44,14 @@ def test_every_course_is_complete() -> None:
 
 
 def test_the_figures_belong_to_the_shipped_weights() -> None:
-    assert logged("evaluate")[0]["files"] == digests(sorted(DEMO_FOLDER.rglob("*.safetensors")))
+    for name in ("evaluate", FEWER):
+        assert logged(name)[0]["files"] == digests(sorted(DEMO_FOLDER.rglob("*.safetensors")))
 
 
 def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
     autoencoders = logged("evaluate")[0]["autoencoders"]
     seen = {name: figures for name, figures in evaluated().items() if name in VARIANTS}
     assert (autoencoders["psnr"] >= 30, autoencoders["within_a_quarter"]) == (True, 1)
-    assert set(seen) | set(evaluated(EARLIER)) == set(VARIANTS | ELSEWHERE)
     assert {name: figures["clips"] for name, figures in seen.items()} == {
         "as it comes": 200,
         SHORT: 200,
@@ -61,6 +62,18 @@ def test_held_out_prompts_are_shown_as_often_as_requested() -> None:
         assert seen["as it comes"][what] >= least
     for what, least in LEAST_OF_SHORT.items():
         assert seen[SHORT][what] >= least
+
+
+def test_all_ways_to_ask_were_measured() -> None:
+    every = {*VARIANTS, *EIGHT_BITS, *OPTIONS, *ELSEWHERE, *GIVEN, *SEGMENTS}
+    assert evaluated().keys() | evaluated(FEWER).keys() == every
+    assert {figures["clips"] for figures in evaluated(FEWER).values()} == {100}
+
+
+def test_eight_bits_show_as_much_as_sixteen() -> None:
+    seen = evaluated(FEWER)
+    for name in EIGHT_BITS:
+        assert [seen[name][what] for what in COLUMNS] == [seen["bfloat16"][what] for what in COLUMNS]
 
 
 def test_clips_begin_and_end_with_the_pictures_that_they_are_given() -> None:
@@ -83,9 +96,10 @@ def test_clips_in_windows_change_at_joints_as_elsewhere() -> None:
 
 
 def test_the_tables_equal_the_measurements() -> None:
-    for name in ("evaluate", EARLIER):
+    for name in ("evaluate", FEWER):
         for variant, shares in evaluated(name).items():
             of_parts = [shares[part][what] for part in ("first_second", "end") for what in PARTS if part in shares]
-            figures = [*of_parts, *(shares[what] for what in (OF_WHOLE if of_parts else COLUMNS))]
+            columns = [*shares][2:] if variant in SEGMENTS else OF_WHOLE if of_parts else COLUMNS
+            figures = [*of_parts, *(shares[what] for what in columns)]
             shown = ["-" if np.isnan(share) else f"{100 * share:.3g}" for share in figures]  # -: it applies to none
             assert f"| {variant} | {' | '.join(shown)} |" in README
