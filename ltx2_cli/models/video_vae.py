@@ -350,14 +350,12 @@ class VideoDecoder(nnx.Module):
         result, from `resumed(cut, start)` on, and the past for the frames after them. A layer is late by the frames
         that it looks ahead, so the first ones that come are before the video's begin, and x must go on behind its
         end. Frames outside of it have any values."""
-        following = []
-        for layer, own in zip(
-            self.layers[cut:], past[:-1] if past else (None,) * (len(self.layers) - cut), strict=True
-        ):
+        pasts, following = past or (None,) * (len(self.layers) - cut + 1), []
+        for layer, own in zip(self.layers[cut:], pasts[:-1], strict=True):
             x, own = layer.resume(x, own, start, frames)
             start, frames = layer.resumed(start), layer.stride[0] * (frames - 1) + 1
             following.append(own)
-        x, last = with_past(norm_silu(x), past and past[-1])
+        x, last = with_past(norm_silu(x), pasts[-1])
         return self._pixels(self.conv_out.resume(x, start - PAST_FRAMES, frames)), (*following, last)
 
     def resumed(self, cut: int, start: FrameNumber) -> FrameNumber:

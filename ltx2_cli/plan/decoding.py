@@ -34,6 +34,7 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 WHITE, DEEP_WHITE = 2**8 - 1, 2**16 - 1  # the highest level of a colour in 8 and in 16 bits
 COLOURS = (1, 3)  # numbers of levels for a pixel along height and width
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
+PAST_COPIES = {"cpu": 1, "gpu": 1, "tpu": 2}  # of the frames that convolutions have seen
 # Live activations of a tile in the diffusion decoder's program, in sizes of its tokens in the fifth stage, by platform;
 # measured as `AUDIO_BUFFERS` are.
 TOKEN_BUFFERS = {"cpu": 15, "gpu": 10, "tpu": 16}
@@ -94,10 +95,10 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
     return after
 
 
-def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, itemsize: int) -> int:
-    """Approximate bytes of `decode_tiled` for a video with latents of this size, without the weights; `itemsize`: of
-    the convolutions' results. With few frames at once compilers take 0.98 of it for an H100, 0.39 to 1.18 for v6e."""
-    after = activations(decoder, size)
+def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, platform: str) -> int:
+    """Approximate bytes of `decode_tiled` for a video with latents of this size, without the weights. With few frames
+    at once compilers take 0.98 of it for an H100, 0.38 to 0.90 for v6e."""
+    after, itemsize = activations(decoder, size), convolved_itemsize(decoder.conv_in.kernel, platform)
     sizes, levels = [math.prod(extent) * channels for extent, channels in after], 3 * math.prod(after[-1][0])
     levels *= decoder.patch_size**2
     if tiles is None:
@@ -106,7 +107,7 @@ def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None,
     seen = _seen(tile_images(decoder, tiles, height, width), height, width)
     at_once = seen * (tiles.frames_at_once or frames) / frames
     live = LIVE_BUFFERS * max(*sizes[: cut + 1], at_once * max(sizes[cut:])) + sizes[cut]
-    kept = seen * _past_values(decoder, after, cut) if tiles.frames_at_once else 0
+    kept = PAST_COPIES[platform] * seen * _past_values(decoder, after, cut) if tiles.frames_at_once else 0
     return round((live + kept) * itemsize) + levels
 
 
@@ -277,7 +278,6 @@ def plan_tiling(
     """The split and tiles with the least time per device whose frames fit into `decode_budget` bytes, with the fewest
     layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
-    itemsize = convolved_itemsize(decoder.conv_in.kernel, devices[0].platform)
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
     choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the time, relative, and the bytes of each
     for cut in (None, *reversed(upsampling)):
@@ -286,7 +286,7 @@ def plan_tiling(
             for tiles in _tilings(decoder, cut, split.part(size), split):
                 part = split.part(size)
                 cost = work * tiled_work(decoder, part, tiles) * copying(decoder, tiles)
-                choices.append((cost, video_decode_bytes(decoder, part, tiles, itemsize), split, tiles))
+                choices.append((cost, video_decode_bytes(decoder, part, tiles, devices[0].platform), split, tiles))
         if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
             _, needed, split, tiles = min(fitting, key=itemgetter(0))
             break

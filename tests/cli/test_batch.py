@@ -131,7 +131,7 @@ def test_a_dry_run_says_what_the_run_would_refuse(dry: Run) -> None:
     assert results[3]["error"].startswith("STG block 99 does not exist")
     assert "gone/model is not in the local cache" in results[4]["error"]
     assert results[5]["error"].startswith("this does not fit: to")
-    assert re.fullmatch(r'("\w+": \d+(, )?)+ in the line', results[5]["hint"])
+    assert re.fullmatch(r'("\w+": ("\w+"|\d+)(, )?)+ in the line', results[5]["hint"])
     assert "max_sequence_length 2000 is more than the text encoder's" in results[6]["error"]
     assert results[8]["error"].startswith("jobs is no image")
 
