@@ -34,7 +34,8 @@ from ltx2_cli.weights.quantized_matrix import bytes_on_device
 WHITE, DEEP_WHITE = 2**8 - 1, 2**16 - 1  # the highest level of a colour in 8 and in 16 bits
 COLOURS = (1, 3)  # numbers of levels for a pixel along height and width
 LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
-PAST_COPIES = {"cpu": 1, "gpu": 1, "tpu": 2}  # of the frames that convolutions have seen
+HEAD_BUFFERS = 6  # as many of the layers before the cut: 3 on a TPU v6e, 3 to 5 on an H100, 6 on the CPU
+PAST_COPIES = {"cpu": 3, "gpu": 1, "tpu": 2}  # of the frames that convolutions have seen, at most
 # Live activations of a tile in the diffusion decoder's program, in sizes of its tokens in the fifth stage, by platform;
 # measured as `AUDIO_BUFFERS` are.
 TOKEN_BUFFERS = {"cpu": 15, "gpu": 10, "tpu": 16}
@@ -97,7 +98,7 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
 
 def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, platform: str) -> int:
     """Approximate bytes of `decode_tiled` for a video with latents of this size, without the weights. With few frames
-    at once compilers take 0.98 of it for an H100, 0.38 to 0.90 for v6e."""
+    at once compilers take 0.74 to 0.93 of it for an H100, 0.58 to 0.90 for v6e, 0.7 to 1.2 for a CPU."""
     after, itemsize = activations(decoder, size), convolved_itemsize(decoder.conv_in.kernel, platform)
     sizes, levels = [math.prod(extent) * channels for extent, channels in after], 3 * math.prod(after[-1][0])
     levels *= decoder.patch_size**2
@@ -106,7 +107,7 @@ def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None,
     cut, ((frames, height, width), _) = tiles.cut, after[tiles.cut]
     seen = _seen(tile_images(decoder, tiles, height, width), height, width)
     at_once = seen * (tiles.frames_at_once or frames) / frames
-    live = LIVE_BUFFERS * max(*sizes[: cut + 1], at_once * max(sizes[cut:])) + sizes[cut]
+    live = max(HEAD_BUFFERS * max(sizes[: cut + 1]), LIVE_BUFFERS * at_once * max(sizes[cut:])) + sizes[cut]
     kept = PAST_COPIES[platform] * seen * _past_values(decoder, after, cut) if tiles.frames_at_once else 0
     return round((live + kept) * itemsize) + levels
 
