@@ -30,7 +30,7 @@ from ltx2_cli.estimate.phases import (
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.decoding import Tiles, copying
+from ltx2_cli.plan.decoding import Tiles, copying_factor
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
@@ -124,7 +124,8 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
             one = _expected(parts, ratio, waiting, forward)
-            expected[phase] = Interval(one.low * times, one.high * times * (_copying(plan) if phase == DECODE else 1))
+            copies = _copying_factor(plan) if phase == DECODE else 1
+            expected[phase] = Interval(one.low * times, one.high * times * copies)
         if phase in LOOPS:
             stages.append(StageEstimate(stage, forward, read, flops, parts, one if parts else None))
             network, rows = weights(plan.network(stage.network)), len(stage.passes) * plan.batch_size
@@ -137,10 +138,10 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
     )
 
 
-def _copying(plan: Plan) -> float:
+def _copying_factor(plan: Plan) -> float:
     """How much longer decoding takes at most where it goes over few frames at once."""
     tiles = plan.decoding.tiles
-    return copying(plan.network("vae").decoder, tiles) if isinstance(tiles, Tiles) else 1.0
+    return copying_factor(plan.network("vae").decoder, tiles) if isinstance(tiles, Tiles) else 1.0
 
 
 def _communication(plan: Plan, phase: str, forward: Compiled | None) -> tuple[float, float]:

@@ -183,7 +183,7 @@ class ResNets(nnx.Module):
             return jax.lax.scan(partial(block, past=None), x, turns)
         return jax.lax.scan(in_place, (x, past), turns)[0]
 
-    def resumed(self, start: FrameNumber) -> FrameNumber:
+    def output_start(self, start: FrameNumber) -> FrameNumber:
         """The first frame of the output of `resume`."""
         return start - self.convolutions * self.blocks.conv1.time_padding[1]
 
@@ -241,7 +241,7 @@ class VideoUpsample(nnx.Module):
         skip = x[:, PAST_FRAMES - self.conv.time_padding[1] :][:, : y.shape[1]]
         return self._enlarged(y, skip), past
 
-    def resumed(self, start: FrameNumber) -> FrameNumber:
+    def output_start(self, start: FrameNumber) -> FrameNumber:
         """The first frame of the output of `resume`."""
         by = self.stride[0]
         return by * (start - self.conv.time_padding[1]) - (by - 1)
@@ -347,21 +347,21 @@ class VideoDecoder(nnx.Module):
 
     def resume(self, x: jax.Array, cut: int, past: Past, start: FrameNumber, frames: int) -> tuple[jax.Array, Past]:
         """`tail` for the next frames x of a video, which begin at its frame `start` of `frames`: as many frames of the
-        result, from `resumed(cut, start)` on, and the past for the frames after them. A layer is late by the frames
-        that it looks ahead, so the first ones that come are before the video's begin, and x must go on behind its
-        end. Frames outside of it have any values."""
+        result, from `output_start(cut, start)` on, and the past for the frames after them. A layer is late by the
+        frames that it looks ahead, so the first ones that come are before the video's begin, and x must go on behind
+        its end. Frames outside of it have any values."""
         pasts, following = past or (None,) * (len(self.layers) - cut + 1), []
         for layer, own in zip(self.layers[cut:], pasts[:-1], strict=True):
             x, own = layer.resume(x, own, start, frames)
-            start, frames = layer.resumed(start), layer.stride[0] * (frames - 1) + 1
+            start, frames = layer.output_start(start), layer.stride[0] * (frames - 1) + 1
             following.append(own)
         x, last = with_past(norm_silu(x), pasts[-1])
         return self._pixels(self.conv_out.resume(x, start - PAST_FRAMES, frames)), (*following, last)
 
-    def resumed(self, cut: int, start: FrameNumber) -> FrameNumber:
+    def output_start(self, cut: int, start: FrameNumber) -> FrameNumber:
         """The first frame of the output of `resume`."""
         for layer in self.layers[cut:]:
-            start = layer.resumed(start)
+            start = layer.output_start(start)
         return start - self.conv_out.time_padding[1]
 
     def _pixels(self, x: jax.Array) -> jax.Array:

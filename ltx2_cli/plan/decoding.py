@@ -55,7 +55,7 @@ class Tiles:
         if not self.frames_at_once:
             return 1
         by, _, _ = output_scale(decoder, self.cut)
-        return -(-(by * (frames - 1) + 1 + lateness(decoder, self.cut)) // (by * self.frames_at_once))
+        return -(-(by * (frames - 1) + 1 + output_delay(decoder, self.cut)) // (by * self.frames_at_once))
 
 
 def tile_images(decoder: VideoDecoder, tiles: Tiles, height: int, width: int) -> tuple[AxisTiling, AxisTiling]:
@@ -75,9 +75,9 @@ def receptive_field(decoder: VideoDecoder, cut: int) -> int:
     return side
 
 
-def lateness(decoder: VideoDecoder, cut: int) -> int:
+def output_delay(decoder: VideoDecoder, cut: int) -> int:
     """Frames that come before those of the clip where the layers behind the cut get few frames after another."""
-    return -int(decoder.resumed(cut, 0))
+    return -int(decoder.output_start(cut, 0))
 
 
 def output_scale(decoder: VideoDecoder, cut: int) -> Extent:
@@ -149,7 +149,7 @@ def decode_tiled(
         seen = jax.lax.dynamic_slice(x, (0, 0, *start, 0), read)
         if not tiles.frames_at_once:
             return add(clip, decoder.tail(seen, tiles.cut), 0)
-        return _in_steps(decoder, tiles, seen, clip, add)
+        return _decode_in_steps(decoder, tiles, seen, clip, add)
 
     read_starts = np.array(list(product(*(axis.read_starts for axis in cuts))))
     write_starts = np.array(list(product(*(axis.write_starts for axis in cuts))))
@@ -163,7 +163,7 @@ def decode_tiled(
 AddFrames = Callable[[jax.Array, jax.Array, jax.Array | int], tuple[jax.Array, jax.Array]]
 
 
-def _in_steps(
+def _decode_in_steps(
     decoder: VideoDecoder, tiles: Tiles, x: jax.Array, clip: jax.Array, add: AddFrames
 ) -> tuple[jax.Array, jax.Array]:
     """The clip with the pixels of x, a part of the cut layers' output, few frames after another; whether they are
@@ -173,7 +173,7 @@ def _in_steps(
     def step(begun: tuple[jax.Array, Past], number: jax.Array) -> tuple[tuple[jax.Array, Past], jax.Array]:
         (clip, past), start = begun, number * tiles.frames_at_once
         pixels, past = decoder.resume(some(start), tiles.cut, past, start, frames)
-        clip, finite = add(clip, pixels, decoder.resumed(tiles.cut, start))
+        clip, finite = add(clip, pixels, decoder.output_start(tiles.cut, start))
         return (clip, past), finite
 
     _, past = jax.eval_shape(lambda: decoder.resume(some(0), tiles.cut, None, 0, frames))
@@ -286,7 +286,7 @@ def plan_tiling(
             work, _ = split.cost(videos, size)
             for tiles in _tilings(decoder, cut, split.part(size), split):
                 part = split.part(size)
-                cost = work * tiled_work(decoder, part, tiles) * copying(decoder, tiles)
+                cost = work * tiled_work(decoder, part, tiles) * copying_factor(decoder, tiles)
                 choices.append((cost, video_decode_bytes(decoder, part, tiles, devices[0].platform), split, tiles))
         if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
             _, needed, split, tiles = min(fitting, key=itemgetter(0))
@@ -403,7 +403,7 @@ def tiled_work(decoder: VideoDecoder, size: Extent, tiles: Tiles | None) -> floa
     return seen * (tiles.frames_at_once * tiles.steps(decoder, frames) / frames if tiles.frames_at_once else 1)
 
 
-def copying(decoder: VideoDecoder, tiles: Tiles | None) -> float:
+def copying_factor(decoder: VideoDecoder, tiles: Tiles | None) -> float:
     """The time of the layers behind the cut that work on few frames at once, relative to that of as many frames among
     all: they copy the frames that they have seen. Fitted to XLA's estimates for v6e: 5.3 for a frame of the clip at
     once, 2.1 for 8, 1.5 for 32."""

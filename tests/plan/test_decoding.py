@@ -14,7 +14,7 @@ from ltx2_cli.plan.decoding import (
     DecodePlan,
     Tiles,
     _splits,
-    copying,
+    copying_factor,
     plan_tiling,
     tiled_work,
     video_decode_bytes,
@@ -75,7 +75,7 @@ def test_little_memory_costs_little_work() -> None:
     assert (plan.tiles.counts, plan.tiles.frames_at_once > 0) == ((1, 1), True)
     assert plan.video_bytes < room < video_decode_bytes(DECODER, size, None, "gpu") / 5
     assert 1 < tiled_work(DECODER, size, plan.tiles) < 1.5
-    assert copying(DECODER, plan.tiles) < 3
+    assert copying_factor(DECODER, plan.tiles) < 3
 
 
 @pytest.mark.parametrize("seconds", [10, 60])
