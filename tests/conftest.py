@@ -47,8 +47,8 @@ FIRST = [
         *("compiling", "programs", "private_api", "context_cache"),  # which forget what is compiled and others need
         "timings",  # a trace has all programs that the process has compiled
         *("condition_table", "run", "resume", "command", "batch", "two_stage", "precision", "sharded", "attention"),
-        *("tiles", "vocoder", "pipeline", "gemma", "transformer", "wheel", "benchmarks", "memory", "properties"),
-        *("interrupts", "checkpoint", "plan"),
+        *("vocoder", "pipeline", "gemma", "transformer", "wheel", "benchmarks", "memory", "properties"),
+        *("decode_video_tiles", "interrupts", "checkpoint", "plan"),
     )
 ]
 

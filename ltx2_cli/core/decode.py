@@ -12,7 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ltx2_cli.core.advice import check_finite, memory_for
 from ltx2_cli.core.components import Components, network_program
-from ltx2_cli.core.decode_tiles import REPLICATED, decode_by_tiles, tile_programs
+from ltx2_cli.core.decode_audio_tiles import decode_audio, join_audio
+from ltx2_cli.core.decode_pixel_tiles import REPLICATED, decode_by_tiles, tile_programs
+from ltx2_cli.core.decode_video_tiles import decode_tiled
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import DECODE, Report
 from ltx2_cli.diffusion.latents import token_shapes
@@ -24,8 +26,7 @@ from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES
 from ltx2_cli.parallel.arrays import to_devices, to_first_host, to_host
 from ltx2_cli.parallel.jit import jitted
-from ltx2_cli.plan.audio_tiles import decode_audio, join_audio
-from ltx2_cli.plan.decoding import TILE_AXIS, VIDEO_AXIS, DecodePlan, decode_tiled
+from ltx2_cli.plan.decoding import TILE_AXIS, VIDEO_AXIS, DecodePlan
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.spec import BOTH, Streams

@@ -30,11 +30,11 @@ from ltx2_cli.estimate.phases import (
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.parallel.devices import device_memory
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.decoding import Tiles, copying_factor
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import BY_DIFFUSION, over_least
+from ltx2_cli.plan.video_tiles import Tiles, copying_factor
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import Interval
 from ltx2_cli.weights.checkpoint import abbreviate

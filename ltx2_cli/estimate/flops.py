@@ -17,12 +17,13 @@ from ltx2_cli.models.video_vae import Extent, VideoDecoder, VideoEncoder
 from ltx2_cli.models.vocoder import Vocoder, VocoderWithBWE
 from ltx2_cli.nn.layers import IMAGE_AXES, Conv
 from ltx2_cli.nn.neighborhood import block_and_box
-from ltx2_cli.plan.decoding import TILE_AXIS, tiled_work
+from ltx2_cli.plan.decoding import TILE_AXIS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, VIDEO_ENCODER
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import Step, matrices, step_of
+from ltx2_cli.plan.video_tiles import tiled_work
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.published import DIFFUSION_DECODER

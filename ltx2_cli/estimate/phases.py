@@ -20,11 +20,11 @@ from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.run import START
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.models.networks import DENOISER
-from ltx2_cli.plan.decoding import LIVE_BUFFERS
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.phases import Denoise, Upsample
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.video_tiles import LIVE_BUFFERS
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import weights

@@ -8,11 +8,11 @@ from ltx2_cli.core.denoise_memory import host_bytes
 from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.estimate.phases import REFINE
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.plan.decoding import output_scale
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.plan.pixel_tiles import PixelTiles
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.stages import EULER, Stage
+from ltx2_cli.plan.video_tiles import output_scale
 from ltx2_cli.request.spec import ConditionSpec, Offload
 from ltx2_cli.units import quantity
 

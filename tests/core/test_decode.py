@@ -18,8 +18,8 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.collectives import Collective, collectives
 from ltx2_cli.media.clip import Media
 from ltx2_cli.nn.layers import IMAGE_AXES
-from ltx2_cli.plan.decoding import Tiles
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.video_tiles import Tiles
 from ltx2_cli.request.spec import Streams
 
 CASE = Case(Size(9, 128, 256, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,))

@@ -12,6 +12,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
+from ltx2_cli.core.decode_video_tiles import decode_tiled
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.estimate.flops import (
@@ -30,9 +31,9 @@ from ltx2_cli.models.video_vae import VideoDecoder, VideoEncoder, VideoVAE, Vide
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.plan.decoding import Tiles, decode_tiled, tiled_work
 from ltx2_cli.plan.pixel_tiles import tile_pixels
 from ltx2_cli.plan.step_cost import Rows, Step, TokenCounts, denoiser_flops
+from ltx2_cli.plan.video_tiles import Tiles, tiled_work
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope
 

@@ -10,15 +10,8 @@ import pytest
 
 from devices import gpu
 from ltx2_cli.models.video_vae import VideoDecoder, VideoVAEArch
-from ltx2_cli.plan.decoding import (
-    DecodePlan,
-    Tiles,
-    _splits,
-    copying_factor,
-    plan_tiling,
-    tiled_work,
-    video_decode_bytes,
-)
+from ltx2_cli.plan.decoding import DecodePlan, _splits, plan_tiling
+from ltx2_cli.plan.video_tiles import Tiles, copying_factor, tiled_work, video_decode_bytes
 from ltx2_cli.weights.declare import Scope
 
 CLIP = (16, 16, 24)  # 768x512, 121 frames

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from devices import tpus
+from ltx2_cli.core.decode_audio_tiles import decode_audio, join_audio
 from ltx2_cli.models.audio_vae import AudioVAE, AudioVAEArch
 from ltx2_cli.models.vocoder import VocoderArch, VocoderWithBWEArch, build_vocoder
-from ltx2_cli.plan.audio_tiles import AudioTiles, decode_audio, join_audio, plan_audio, tile_audio
+from ltx2_cli.plan.audio_tiles import AudioTiles, plan_audio, tile_audio
 from ltx2_cli.plan.axis_tiling import tile_axis
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec

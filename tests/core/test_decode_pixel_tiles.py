@@ -20,7 +20,7 @@ from diffusion_decoders import TINY, decoded, diffusion_decoder, write_published
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.decode import decode
-from ltx2_cli.core.decode_tiles import TileBlend, tile_programs
+from ltx2_cli.core.decode_pixel_tiles import TileBlend, tile_programs
 from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import pixel_noise_key
 from ltx2_cli.errors import UsageError

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ltx2_cli.core.decode_video_tiles import decode_tiled
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
-from ltx2_cli.plan import decoding as module
-from ltx2_cli.plan.decoding import AxisTiling, Tiles, decode_tiled, tile_axis, tile_images, video_decode_bytes
+from ltx2_cli.plan import video_tiles as module
+from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
+from ltx2_cli.plan.video_tiles import Tiles, tile_images, video_decode_bytes
 from ltx2_cli.weights.declare import Scope
 from tools.weights import random_weights
 
