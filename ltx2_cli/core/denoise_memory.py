@@ -49,8 +49,7 @@ def network_bytes(plan: Plan, name: str, counted: Callable[[Any, Place], int] = 
 
 
 def denoise_bytes(plan: Plan, stage: Stage) -> int:
-    """A stage's loop: the text, rotary tables, latents, the activations of one layer, copies of matrices, and layers
-    that came from the host."""
+    """A stage's loop: the text, rotary tables, latents, the activations of one layer, and copies of weights."""
     arch, itemsize = plan.arch.transformer, plan.spec.dtype.itemsize
     streams, audio_width = arch.streams, arch.streams.audio.width
     text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
@@ -80,12 +79,18 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
     if stage.first_block_cache is not None:  # what the first layer added to a stream, and all others to both
         added = [count * width for count, width in zip(local, widths, strict=True)]
         cached = LIVE_CACHE * rows * itemsize * (added[0 if local.video else 1] + sum(added))
-    return text + ropes + latents + layer + cached + copies + arrived_bytes(plan, stage.network, arch.num_layers)
+    return text + ropes + latents + layer + cached + copies + copied_bytes(plan, stage.network, arch.num_layers)
 
 
-def arrived_bytes(plan: Plan, name: str, turns: int) -> int:
-    """Bytes on a device of a network's layers that came from the host, in a loop of so many turns."""
-    return TURNS_HERE * host_bytes(plan, name) // turns
+def copied_bytes(plan: Plan, name: str, layers: int) -> int:
+    """Bytes on a device of copies of a network's weights: of layers that came from the host; and on a CPU in float32,
+    which XLA converts others to, of a layer and of the largest matrix outside the layers."""
+    arrived = TURNS_HERE * host_bytes(plan, name) // layers
+    if plan.sharding.mesh.devices.flat[0].platform != "cpu":
+        return arrived
+    shapes = [weight.shape for weight in weights(plan.network(name)) if weight.dtype.itemsize < FLOAT32_BYTES]
+    layer = sum(math.prod(shape) // layers for shape in shapes if len(shape) > 2)
+    return arrived + FLOAT32_BYTES * (layer + max((math.prod(shape) for shape in shapes if len(shape) == 2), default=0))
 
 
 def _parts(size: int, stage: Stage, axis: str) -> int:

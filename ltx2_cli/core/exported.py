@@ -75,8 +75,8 @@ class ExportedFunction:
         leaves, tree = jax.tree.flatten(arguments)
 
         @wraps(self.function)
-        def of_leaves(*leaves: Any) -> Any:
-            return self.function(*jax.tree.unflatten(tree, leaves))
+        def of_leaves(*leaves: Any) -> Any:  # options of compilers are refused inside another `jax.jit`
+            return self.function.__wrapped__(*jax.tree.unflatten(tree, leaves))
 
         device = next(iter(jax.tree.leaves(self.out_shardings)[0].device_set))
         platform = {"gpu": "cuda"}.get(device.platform, device.platform)

@@ -10,7 +10,7 @@ from ltx2_cli.core.advice import UPSAMPLE
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.denoise_memory import (
     SCORE_COPIES,
-    arrived_bytes,
+    copied_bytes,
     denoise_bytes,
     host_bytes,
     network_bytes,
@@ -139,14 +139,14 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "encode":  # the result, twice while it is stacked, and attention scores
             heads = -(-encoder.num_attention_heads // plan.sharding.parts("heads"))
             scores = SCORE_COPIES * FLOAT32_BYTES * plan.prompts_at_once * heads * tokens * plan.text_tokens
-            arrived = arrived_bytes(plan, "text_encoder", encoder.num_hidden_layers)
-            return 2 * states * spec.text_encoder_dtype.itemsize + scores + arrived
+            copied = copied_bytes(plan, "text_encoder", encoder.num_hidden_layers)
+            return 2 * states * spec.text_encoder_dtype.itemsize + scores + copied
         case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
             itemsize, connectors = spec.dtype.itemsize, plan.arch.connectors
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
-            arrived = arrived_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
-            return states * (spec.text_encoder_dtype.itemsize + FLOAT32_BYTES + scaled) + contexts + arrived
+            copied = copied_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
+            return states * (spec.text_encoder_dtype.itemsize + FLOAT32_BYTES + scaled) + contexts + copied
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape

@@ -6,6 +6,7 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 
 from ltx2_cli.chips import chip
 from ltx2_cli.parallel.constrain import activate
@@ -13,6 +14,8 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 
 # By platform. XLA for the CPU hands convolutions to a library, which takes up to twice as long for wide ones.
 CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+# By platform. XLA for the CPU converts bfloat16 weights to float32: with this pass, of all layers ahead of their loop.
+LOOP_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}}
 PROGRAMS = 64  # compiled functions that stay loaded: about ten sizes
 
 
@@ -35,17 +38,28 @@ def jitted(
         with activate(sharding) if sharding else nullcontext():
             return function(*arguments, **static)
 
-    options = _compiler_options(sharding.mesh.devices.flat[0], convolves) if sharding else None
+    options = _compiler_options(sharding.mesh.devices.flat[0], convolves) if sharding else _loop_options(out_shardings)
     return jax.jit(bound, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
 
 
 def jitted_once(function: Callable[..., Any], out_shardings: Any, donate: tuple[str, ...] = ()) -> Any:
     """`jax.jit` of a function that needs no sharding plan, without a cache: its caller keeps the program."""
-    return jax.jit(function, out_shardings=out_shardings, donate_argnames=donate)
+    options = _loop_options(out_shardings)
+    return jax.jit(function, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
 
 
 def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | None:
     if convolves:
         return CONVOLUTION_OPTIONS.get(device.platform)
+    if device.platform in LOOP_OPTIONS:
+        return LOOP_OPTIONS[device.platform]
     known = chip(device.device_kind)
     return (dict(known.compiler_options) or None) if known else None
+
+
+def _loop_options(out_shardings: Any) -> dict[str, str] | None:
+    """The options of a function without a sharding plan, by the devices of its results."""
+    for where in jax.tree.leaves(out_shardings):
+        sharding: Any = where.sharding if isinstance(where, Format) else where
+        return LOOP_OPTIONS.get(next(iter(sharding.device_set)).platform)
+    return None

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import jax
 import pytest
 from PIL import Image
 
@@ -12,8 +13,10 @@ from loras import keys, write_header
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.advice import UPSAMPLE
 from ltx2_cli.core.report import DECODE, DENOISE
+from ltx2_cli.core.run import programs
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
+from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.flops import phase_flops
 from ltx2_cli.estimate.phases import (
@@ -212,6 +215,23 @@ def test_loading_counts_tensors_in_transfer() -> None:
     assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK_BYTES)
     here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
     assert here.loading == here.weights == tpu.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_a_cpu_converts_the_weights_of_a_layer_alone(weights: str) -> None:
+    """XLA would convert those of all layers to float32 before their loop: 119 GB of LTX-2.3, in place of 42."""
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.3", weights=weights), tuple(jax.devices()[:1]))
+    phases, foreseen = {"text encoder": ENCODE, DENOISE: DENOISE}, phase_memory(plan, [ENCODE, DENOISE])
+    found = set()
+    for program in programs(plan):
+        if program.name in phases:
+            compiled = compile_program(program, plan.sharding.mesh)
+            assert isinstance(compiled, Compiled)
+            memory = foreseen[phases[program.name]]
+            assert compiled.memory.peak_bytes <= memory.peak <= 1.07 * compiled.memory.peak_bytes
+            found.add(program.name)
+    assert found == set(phases)
 
 
 def test_a_second_stage_keeps_no_second_denoiser() -> None:
