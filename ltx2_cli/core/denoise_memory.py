@@ -7,6 +7,8 @@ from typing import Any
 from ltx2_cli.core.components import placement
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
+from ltx2_cli.nn.token_parts import part_sizes
+from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.plan.decoding import bytes_left_after
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
@@ -18,6 +20,7 @@ from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_h
 
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
+LIVE_WHOLE = 0.375  # of that memory on a GPU: of all tokens, the rest is of those of a part
 LIVE_CACHE = 4  # times what the cache of the first block keeps: itself, and copies while it is compared and renewed
 TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
@@ -68,6 +71,8 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
         count * MLP_EXPANSION * _parts(width, stage, "heads") for count, width in zip(local, widths, strict=True)
     )
     layer = LIVE_FORWARD * rows * inner * itemsize
+    if stage.sharding.mesh.devices.flat[0].platform == "gpu":
+        layer = round(layer * (LIVE_WHOLE + (1 - LIVE_WHOLE) * _largest_part(plan, stage)))
     if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
         scores = FLOAT32_BYTES * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
         layer += SCORE_COPIES * min(scores, SCORE_BYTES)
@@ -91,6 +96,16 @@ def copied_bytes(plan: Plan, name: str, layers: int) -> int:
     shapes = [weight.shape for weight in weights(plan.network(name)) if weight.dtype.itemsize < FLOAT32_BYTES]
     layer = sum(math.prod(shape) // layers for shape in shapes if len(shape) > 2)
     return arrived + FLOAT32_BYTES * (layer + max((math.prod(shape) for shape in shapes if len(shape) == 2), default=0))
+
+
+def _largest_part(plan: Plan, stage: Stage) -> float:
+    """Of a device's tokens, those that its layers compute at a time."""
+    if not stage.geometry.video_tokens:
+        return 1.0
+    with activate(stage.sharding):
+        rows, tokens = len(stage.passes) * plan.batch_size, stage.geometry.video_tokens
+        sizes = part_sizes(rows, tokens, "tokens", eight_bits=False)
+    return max(sizes) / sum(sizes)
 
 
 def _parts(size: int, stage: Stage, axis: str) -> int:

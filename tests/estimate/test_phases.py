@@ -8,6 +8,7 @@ import jax
 import pytest
 from PIL import Image
 
+from compilers import needs_cuda
 from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.artifacts.outputs import Product
@@ -17,8 +18,9 @@ from ltx2_cli.core.run import programs
 from ltx2_cli.core.state import RunState
 from ltx2_cli.diffusion.denoise import Pass
 from ltx2_cli.estimate.compiled import Compiled, compile_program
-from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.estimate import estimate_plan, forward_programs
 from ltx2_cli.estimate.flops import phase_flops
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import (
     CONNECT,
     ENCODE,
@@ -215,6 +217,27 @@ def test_loading_counts_tensors_in_transfer() -> None:
     assert (tpu.weights, tpu.loading - tpu.weights) == (2 * 18_876_174_592, 2 * CHUNK_BYTES)
     here = phase_memory(planned(cpu(), model="ltx2"), [DENOISE])[DENOISE]
     assert here.loading == here.weights == tpu.weights
+
+
+@pytest.mark.slow
+@needs_cuda
+@pytest.mark.parametrize(
+    ("name", "keys", "whole"),
+    [
+        ("rtx4090", {"weights": "int8", "compute": "full"}, 4.61),
+        ("rtx4090", {"weights": "fp8", "compute": "full"}, 4.68),
+        ("h100", {}, 2.94),
+    ],
+)
+def test_a_gpu_computes_many_tokens_in_parts(name: str, keys: dict[str, object], whole: float) -> None:
+    """The second stage of LTX-2.5 at 1920x1088; GB beside the weights are fewer than those of all tokens at once."""
+    plan = plan_offline(read_spec(prompt="rain", model="ltx2.5", **keys), topology(name))
+    refine = [program for program in forward_programs(plan) if program.stage == 1]
+    (compiled,) = (compile_program(program, plan.sharding.mesh) for program in refine)
+    assert isinstance(compiled, Compiled)
+    needed = compiled.memory.temporaries_bytes / 1e9
+    assert needed < 0.95 * whole
+    assert needed < activation_bytes(plan, REFINE) / 1e9 < 1.3 * needed
 
 
 @pytest.mark.slow

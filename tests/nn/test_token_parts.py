@@ -39,7 +39,10 @@ def plan_on(devices: Sequence[object], **mesh: int) -> ShardingPlan:
         ("TPU v6 lite", {"passes": 4, "tokens": 2}, 4, 6144, [3072]),  # no pair
         ("TPU v6 lite", {"passes": 2, "heads": 4}, 2, 6144, [6144]),  # four devices have no permute for their sums
         ("another", {"passes": 4, "heads": 2}, 4, 9, [5, 4]),
-        ("NVIDIA H100", {"passes": 4, "heads": 2}, 4, 6144, [6144]),  # not tried
+        ("NVIDIA H100", {"passes": 4, "heads": 2}, 4, 6144, [6144]),  # its activations are small
+        ("NVIDIA H100", {"heads": 8}, 4, 6144, [1536] * 4),  # of 6,144 positions at least
+        ("NVIDIA H100", {"tokens": 8}, 4, 32768, [2048] * 2),
+        ("NVIDIA H100", {"heads": 8}, 4, 24576, [6144] * 4),  # more parts would save nothing
     ],
 )
 def test_parts_are_as_many_as_hide_what_is_sent(
