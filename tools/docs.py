@@ -49,6 +49,11 @@ def named_gpu(kind: str, fraction: float = DEFAULT_FRACTION) -> tuple[DescribedD
     return tuple(replace(device, device_kind=kind) for device in gpu(known.hbm_bytes / 1e9, fraction))
 
 
+def described_cpu(gigabytes: int) -> tuple[DescribedDevice, ...]:
+    """The processor of a machine with as much memory."""
+    return (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * gigabytes * GIB)),)
+
+
 INT8, FP8 = (("compute=full", f"weights={name}") for name in ("int8", "fp8"))
 OFFLOAD = "offload=layers"
 MACHINES = (
@@ -68,7 +73,8 @@ MACHINES = (
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, OFFLOAD)),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, OFFLOAD)),
     Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, OFFLOAD), note=" (1)"),
-    Machine("a CPU, 16 GB", (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * 16 * GIB)),)),
+    Machine("a CPU, 64 GB", described_cpu(64)),
+    Machine("a CPU, 32 GB", described_cpu(32), ("weights=int8",)),
 )
 
 
@@ -101,10 +107,10 @@ def native(plan: Plan, machine: Machine) -> Plan:
 
 
 def cell(estimate: Estimate) -> str:
-    """Whether a clip fits, the memory that a device needs, and the time that is expected of the clip."""
+    """Whether a clip fits, the memory that a device needs, and the clip's expected time, if rates are known."""
     needed = quantity(max(estimate.phase_bytes.values()))
     expected = estimate.expected_seconds
-    return f"{needed}, {expected.text}" if estimate.fits and expected else f"no: takes {needed}"
+    return (f"{needed}, {expected.text}" if expected else needed) if estimate.fits else f"no: takes {needed}"
 
 
 def with_fit_table(readme: str) -> str:

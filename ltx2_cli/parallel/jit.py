@@ -51,10 +51,9 @@ def jitted_once(function: Callable[..., Any], out_shardings: Any, donate: tuple[
 def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | None:
     if convolves:
         return CONVOLUTION_OPTIONS.get(device.platform)
-    if device.platform in LOOP_OPTIONS:
-        return LOOP_OPTIONS[device.platform]
     known = chip(device.device_kind)
-    return (dict(known.compiler_options) or None) if known else None
+    own = dict(known.compiler_options) if known else {}
+    return LOOP_OPTIONS.get(device.platform, {}) | own or None
 
 
 def _loop_options(out_shardings: Any) -> dict[str, str] | None:

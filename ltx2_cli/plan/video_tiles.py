@@ -9,7 +9,10 @@ from ltx2_cli.models.video_vae import PAST_FRAMES, Extent, VideoDecoder
 from ltx2_cli.nn.layers import convolved_itemsize
 from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
 
-LIVE_BUFFERS = 10  # live activations, in sizes of the largest one: 8 to 10 on a TPU v6e, 7 on the CPU
+# Live activations of the whole decoder, in sizes of the largest one: 6.4 to 6.9 on the CPU, 5 and 6 on an RTX 4090 and
+# an H100, 8 to 10 on a TPU v6e.
+WHOLE_BUFFERS = {"cpu": 7, "gpu": 7, "tpu": 10}
+LIVE_BUFFERS = 10  # as many of the layers behind the cut
 HEAD_BUFFERS = 6  # as many of the layers before the cut: 3 on a TPU v6e, 3 to 5 on an H100, 6 on the CPU
 PAST_COPIES = {"cpu": 3, "gpu": 1, "tpu": 2}  # of the frames that convolutions have seen, at most
 
@@ -76,7 +79,7 @@ def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None,
     sizes, levels = [math.prod(extent) * channels for extent, channels in after], 3 * math.prod(after[-1][0])
     levels *= decoder.patch_size**2
     if tiles is None:
-        return LIVE_BUFFERS * max(sizes) * itemsize + levels
+        return WHOLE_BUFFERS[platform] * max(sizes) * itemsize + levels
     cut, ((frames, height, width), _) = tiles.cut, after[tiles.cut]
     seen = _seen(tile_images(decoder, tiles, height, width), height, width)
     at_once = seen * (tiles.frames_at_once or frames) / frames

@@ -225,7 +225,6 @@ def test_loading_counts_tensors_in_transfer() -> None:
     ("name", "keys", "whole"),
     [
         ("rtx4090", {"weights": "int8", "compute": "full"}, 4.61),
-        ("rtx4090", {"weights": "fp8", "compute": "full"}, 4.68),
         ("h100", {}, 2.94),
     ],
 )
