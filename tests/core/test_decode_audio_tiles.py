@@ -52,8 +52,9 @@ OTHER = VocoderWithBWEArch(  # hops of four thirds of an instant
 @partial(jax.jit, static_argnames="tiles")
 def decode(audio_vae: AudioVAE, vocoder: Any, latents: np.ndarray, tiles: AudioTiles) -> jax.Array:
     """All parts one after another, as many devices make them side by side."""
-    parts = [decode_audio(audio_vae, vocoder, latents, tiles, part) for part in range(tiles.number_of_parts)]
-    return join_audio(jnp.stack(parts, axis=1), tiles)
+    numbers = jnp.arange(tiles.number_of_parts)
+    parts = jax.lax.map(lambda part: decode_audio(audio_vae, vocoder, latents, tiles, part), numbers)
+    return join_audio(jnp.moveaxis(parts, 0, 1), tiles)
 
 
 def audio_networks(vocoder: VocoderArch) -> tuple[Any, tuple[AudioVAE, Any]]:
