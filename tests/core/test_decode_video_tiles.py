@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compilers import needs_cuda
 from ltx2_cli.core.decode_video_tiles import decode_tiled
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
 from ltx2_cli.plan import video_tiles as module
 from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
@@ -115,12 +117,28 @@ def test_tiles_cover_an_axis() -> None:
     assert tile_axis(5, 1, halo=3, shared=1) == AxisTiling(5, (0,), 5, (0,))
 
 
+def small_vae() -> VideoVAE:
+    arch = VideoVAEArch(**SHAPES | {"decoder_block_out_channels": (32, 64, 128)}, decoder_causal=False)
+    return VideoVAE(Scope(jnp.float32), arch)
+
+
 @pytest.mark.parametrize("tiles", [None, Tiles(5, (3, 4)), Tiles(3, (1, 1), 1), Tiles(5, (1, 1), 2)], ids=repr)
 def test_estimated_memory_is_near_the_compiled_one(tiles: Tiles | None) -> None:
-    arch = VideoVAEArch(**SHAPES | {"decoder_block_out_channels": (32, 64, 128)}, decoder_causal=False)
-    vae = VideoVAE(Scope(jnp.float32), arch)
+    vae = small_vae()
     latents = jax.ShapeDtypeStruct((1, 9, 24, 32, 8), jnp.float32)
     taken = decode.lower(vae, latents, tiles).compile().memory_analysis()
     foreseen = video_decode_bytes(vae.decoder, latents.shape[1:4], tiles, "cpu")
     assert 0.4 < (taken.temp_size_in_bytes + taken.output_size_in_bytes) / foreseen < 1.1
     assert tiles is None or foreseen < video_decode_bytes(vae.decoder, latents.shape[1:4], None, "cpu") / 2
+
+
+@needs_cuda
+def test_a_gpu_holds_fewer_activations_of_the_whole_decoder() -> None:
+    vae, (gpu,) = small_vae(), topology("h100")
+    held = jax.sharding.SingleDeviceSharding(gpu)
+    size = (9, 24, 32)
+    latents = jax.ShapeDtypeStruct((1, *size, 8), jnp.float32, sharding=held)
+    taken = decode.lower(vae, latents, None).compile().memory_analysis()
+    foreseen = video_decode_bytes(vae.decoder, size, None, "gpu")
+    assert 0.6 < (taken.temp_size_in_bytes + taken.output_size_in_bytes) / foreseen < 1
+    assert foreseen < 0.8 * video_decode_bytes(vae.decoder, size, None, "tpu")
