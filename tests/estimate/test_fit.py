@@ -156,6 +156,21 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
     check_fit(request, request.plan(), str)
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "keys"),
+    [
+        (8, {"model": "ltx2.5"}),
+        (8, REQUESTS["two stages"]),
+        (6, REQUESTS["ltx2"]),
+        (6, {"model": "ltx2.5", "width": 768, "height": 512}),
+    ],
+    ids=repr,
+)
+def test_small_gpus_hold_the_clips_that_readme_names(gigabytes: int, keys: dict[str, object]) -> None:
+    request = ask(gpu(gigabytes, 0.95), weights="int8", compute="full", offload="layers", **keys)
+    assert check_fit(request, plan := request.plan(), str) == plan
+
+
 def test_a_smaller_clip_still_has_all_its_segments() -> None:
     """A shorter one that ends before its last segment would be refused."""
     request = ask(gpu(80), model="ltx2.3", sharding="single", num_frames=5001, segments=["150s: it runs"])
