@@ -102,19 +102,24 @@ def plan_tiling(
     layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
-    choices: list[tuple[float, int, _Split, Tiles | None]] = []  # with the time, relative, and the bytes of each
+    choices: list[tuple[int, _Split, Tiles | None]] = []  # with the bytes of each
+
+    def time(choice: tuple[int, _Split, Tiles | None]) -> float:
+        """Relative to that of other choices."""
+        _, split, tiles = choice
+        work, _ = split.cost(videos, size)
+        return work * tiled_work(decoder, split.part(size), tiles) * copying_factor(decoder, tiles)
+
     for cut in (None, *reversed(upsampling)):
         for split in splits[: None if cut is None else SPLITS]:
-            work, _ = split.cost(videos, size)
-            for tiles in _tilings(decoder, cut, split.part(size), split):
-                part = split.part(size)
-                cost = work * tiled_work(decoder, part, tiles) * copying_factor(decoder, tiles)
-                choices.append((cost, video_decode_bytes(decoder, part, tiles, devices[0].platform), split, tiles))
-        if fitting := [choice for choice in choices if choice[1] <= decode_budget]:
-            _, needed, split, tiles = min(fitting, key=itemgetter(0))
+            part = split.part(size)
+            for tiles in _tilings(decoder, cut, part, split):
+                choices.append((video_decode_bytes(decoder, part, tiles, devices[0].platform), split, tiles))
+        if fitting := [choice for choice in choices if choice[0] <= decode_budget]:
+            needed, split, tiles = min(fitting, key=time)
             break
     else:
-        _, needed, split, tiles = min(choices, key=itemgetter(1))
+        needed, split, tiles = min(choices, key=itemgetter(0))
     return _decode_plan(devices, split, tiles, needed, audio, decode_budget)
 
 
