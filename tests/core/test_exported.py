@@ -15,7 +15,7 @@ from ltx2_cli.core import exported as module
 from ltx2_cli.core.exported import ExportedFunction, exported_function
 from ltx2_cli.core.programs import Program
 from ltx2_cli.estimate.offline import topology
-from ltx2_cli.parallel.jit import jitted_once
+from ltx2_cli.parallel.jit import jitted, jitted_once
 from program import CACHE, cache_restored
 
 SPLIT = NamedSharding(Mesh(np.array(jax.devices()), ("parts",)), PartitionSpec("parts"))
@@ -74,6 +74,20 @@ def test_devices_that_are_absent_have_traces_of_their_own(name: str, path: Path)
     lowered = first.lower(x, x).as_text()
     assert again.is_known()
     assert again.lower(x, x).as_text() == lowered
+
+
+def test_a_cpu_converts_one_of_the_layers_of_a_loop(path: Path) -> None:
+    """From bfloat16 to float32; as it is traced here and as it is read from a file."""
+
+    def loop(layers: jax.Array, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, layers)
+        return x
+
+    whole = NamedSharding(SPLIT.mesh, PartitionSpec())
+    layers, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=whole) for shape in ((48, 256, 256), (4, 256)))
+    for function in (jitted(loop, whole), ExportedFunction(jitted(loop, whole), whole, path)):
+        taken = function.lower(layers, x).compile().memory_analysis().temp_size_in_bytes
+        assert taken < layers.size * layers.dtype.itemsize / 4
 
 
 @pytest.mark.parametrize("content", [b"", b"no program" * 9, None], ids=["empty", "other", "cut"])
