@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
+
+import jax
 
 from ltx2_cli.core.components import placement
 from ltx2_cli.models.networks import DENOISER
@@ -16,11 +19,11 @@ from ltx2_cli.plan.step_cost import text_bytes
 from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import kinds, weights
-from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host
+from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host, placed
 
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
-LIVE_WHOLE = 0.375  # of that memory on a GPU: of all tokens, the rest is of those of a part
+ALL_TOKENS = 0.375  # of that memory on a GPU, for all tokens; the rest is for the largest part of them
 LIVE_CACHE = 4  # times what the cache of the first block keeps: itself, and copies while it is compared and renewed
 TURNS_HERE = 3  # whose layers are here, of those on the host: the one in work, the next one, its place in the state
 SCORE_COPIES = 2  # of attention scores in float32: they themselves, and their softmax
@@ -72,7 +75,7 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
     )
     layer = LIVE_FORWARD * rows * inner * itemsize
     if stage.sharding.mesh.devices.flat[0].platform == "gpu":
-        layer = round(layer * (LIVE_WHOLE + (1 - LIVE_WHOLE) * _largest_part(plan, stage)))
+        layer = round(layer * (ALL_TOKENS + (1 - ALL_TOKENS) * _largest_part(plan, stage)))
     if stage.sharding.attention is AttentionBackend.xla:  # in the other kernels scores stay inside
         scores = FLOAT32_BYTES * rows * _parts(streams.video.heads, stage, "heads") * local.video * tokens.video
         layer += SCORE_COPIES * min(scores, SCORE_BYTES)
@@ -88,18 +91,25 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
 
 
 def copied_bytes(plan: Plan, name: str, layers: int) -> int:
-    """Bytes on a device of copies of a network's weights: of layers that came from the host; and on a CPU in float32,
-    which XLA converts others to, of a layer and of the largest matrix outside the layers."""
+    """Bytes on a device of copies of a network's weights: of layers that came from the host; and on a CPU, where XLA
+    converts other types to float32, of a layer and of the largest matrix outside the layers."""
     arrived = TURNS_HERE * host_bytes(plan, name) // layers
     if plan.sharding.mesh.devices.flat[0].platform != "cpu":
         return arrived
-    shapes = [weight.shape for weight in weights(plan.network(name)) if weight.dtype.itemsize < FLOAT32_BYTES]
-    layer = sum(math.prod(shape) // layers for shape in shapes if len(shape) > 2)
-    return arrived + FLOAT32_BYTES * (layer + max((math.prod(shape) for shape in shapes if len(shape) == 2), default=0))
+    place, layer, largest = placement(plan, name), 0, 0
+    for alike in kinds(plan.network(name)):
+        matrix = max(jax.tree.leaves(placed(alike[0].get_value(), place(alike[0]))), key=attrgetter("size"))
+        if matrix.dtype.itemsize < FLOAT32_BYTES and matrix.ndim > 1:
+            size = FLOAT32_BYTES * math.prod(matrix.sharding.shard_shape(matrix.shape))
+            if alike[0].layers:
+                layer += len(alike) * size // layers
+            else:
+                largest = max(largest, size)
+    return arrived + layer + largest
 
 
 def _largest_part(plan: Plan, stage: Stage) -> float:
-    """Of a device's tokens, those that its layers compute at a time."""
+    """The largest part of a device's tokens that its layers compute at a time, relative to all."""
     if not stage.geometry.video_tokens:
         return 1.0
     with activate(stage.sharding):

@@ -13,6 +13,7 @@ from devices import DescribedDevice, cpu, tpus
 from loras import keys, write_header
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.advice import UPSAMPLE
+from ltx2_cli.core.denoise_memory import copied_bytes
 from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.run import programs
 from ltx2_cli.core.state import RunState
@@ -254,6 +255,15 @@ def test_a_cpu_converts_the_weights_of_a_layer_alone(weights: str) -> None:
             assert compiled.memory.peak_bytes <= memory.peak <= 1.07 * compiled.memory.peak_bytes
             found.add(program.name)
     assert found == set(phases)
+
+
+def test_devices_convert_their_parts_of_matrices() -> None:
+    """Eight devices of a CPU split each by heads."""
+    mesh = {f"sharding.mesh.{axis}": size for axis, size in (("passes", 1), ("tokens", 1), ("heads", 8))}
+    plans = planned(cpu(), model="ltx2.3", sharding="single"), planned(cpu(8), model="ltx2.3", sharding="gpu", **mesh)
+    one, part = (copied_bytes(plan, "transformer", 48) for plan in plans)
+    assert 2e9 < one < 2.5e9
+    assert one / 8 < part < one / 2  # matrices outside the layers are whole
 
 
 def test_a_second_stage_keeps_no_second_denoiser() -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from ltx2_cli.models.connectors import TextConnectors
 from ltx2_cli.models.gemma import Gemma, gemma_arch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
+from ltx2_cli.nn.token_parts import part_sizes
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan, lay_out
 from ltx2_cli.request.profiles import read_sharding
@@ -161,6 +163,22 @@ def test_every_mesh_gives_the_same_velocities(
     got, _ = on_eight_devices(model_version, profile, tuple(mesh.items()), scan)
     for one, eight in zip(wanted, got, strict=True):
         assert one.shape == eight.shape
+        assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(("profile", "mesh"), [("single", {}), ("gpu", {"passes": 1, "heads": 4})], ids=str)
+def test_parts_that_a_gpu_computes_in_turn_give_the_same_velocities(
+    profile: str, mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU divides more tokens than the CPU has here; no devices are a pair."""
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")
+    monkeypatch.setattr("ltx2_cli.nn.token_parts.device", lambda: gpu)
+    monkeypatch.setattr("ltx2_cli.nn.token_parts.SAVING_POSITIONS", 2)
+    plan = plan_of(CONFIGS["2.5"], profile, mesh)
+    with activate(plan):
+        assert len(part_sizes(ROWS, 2 * 3 * 3, "tokens", eight_bits=False)) > 2
+    got, _ = velocities(CONFIGS["2.5"], plan)
+    for one, eight in zip(on_one_device("2.5"), got, strict=True):
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
 
 
