@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -355,6 +356,6 @@ def test_each_host_reads_only_the_slices_of_its_devices(tmp_path: Path) -> None:
     save_file({"rows": rows, "columns": columns, "replicated": replicated, **layers}, tmp_path / "model.safetensors")
     for code, out, err in map(ended, start_readers(tmp_path)):
         assert code == 0, err
-        said = [json.loads(line) for line in out.splitlines() if "peer ranks" not in line]
+        said = [json.loads(found) for found in re.findall(r"\[(?:true|false), {.*?}]", out)]  # Gloo prints there too
         halves = {name: array.nbytes // 2 for name, array in arrays.items()}  # the rest of what is whole is sent
         assert said == [[True, halves]] * 2
