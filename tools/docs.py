@@ -21,7 +21,7 @@ from ltx2_cli.nn.kernels.dispatch import NATIVE
 from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
-from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.request.spec import Offload, RunSpec, WeightType
 from ltx2_cli.units import quantity
 from tests.devices import GIB, DescribedDevice, gpu, tpus
 
@@ -55,7 +55,7 @@ def described_cpu(gigabytes: int) -> tuple[DescribedDevice, ...]:
 
 
 INT8, FP8 = (("compute=full", f"weights={name}") for name in ("int8", "fp8"))
-OFFLOAD = "offload=layers"
+FEED_FORWARD, LAYERS = f"offload={Offload.feed_forward}", f"offload={Offload.layers}"
 MACHINES = (
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2)),
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2), FP8),
@@ -63,16 +63,15 @@ MACHINES = (
     Machine("8 TPU v6e", tpus("TPU v6 lite", 8), INT8),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8)),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), INT8),
-    Machine("1 TPU v5e", tpus("TPU v5 lite", 1), (*INT8, OFFLOAD)),
+    Machine("1 TPU v5e", tpus("TPU v5 lite", 1), (*INT8, LAYERS)),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
     Machine("1 RTX PRO 6000, 96 GB", named_gpu("NVIDIA RTX PRO 6000")),
     Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (1)"),
     Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
-    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090", MOST), INT8, note=" (1)"),
-    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, OFFLOAD)),
-    Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, OFFLOAD)),
-    Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, OFFLOAD), note=" (1)"),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, FEED_FORWARD)),
+    Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, LAYERS)),
+    Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, LAYERS), note=" (1)"),
     Machine("a CPU, 64 GB", described_cpu(64)),
     Machine("a CPU, 32 GB", described_cpu(32), ("weights=int8",)),
 )
@@ -93,8 +92,10 @@ def fit_table() -> Iterator[str]:
         plans = [native(choose(asked, asked.plan()), machine) for asked in requests]
         estimates = [estimate_plan(plan) for plan in plans]
         mesh = " or ".join(dict.fromkeys(plan.sharding.text for plan in plans)) + machine.note
-        held = next((text.partition("=")[2] for text in machine.settings if text.startswith("weights=")), "bfloat16")
-        held += ", layers on the host (2)" * (OFFLOAD in machine.settings)
+        spec = requests[0].spec
+        held = "bfloat16" if spec.weights is WeightType.auto else spec.weights.value
+        if spec.offload is not Offload.none:
+            held += f", {spec.offload.text} on the host (2)"
         row = (machine.name, quantity(int(estimates[0].device_bytes)), mesh, held, *map(cell, estimates))
         yield f"| {' | '.join(row)} |\n"
 

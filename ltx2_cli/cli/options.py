@@ -60,8 +60,8 @@ Weights = Annotated[
     option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
 ]
 OffloadOption = Annotated[
-    Literal["none", "layers"] | None,
-    option(MODEL, "What stays in the host's memory: none, or the layers, which are copied a turn ahead."),
+    Literal["none", "feed_forward", "layers"] | None,
+    option(MODEL, "Matrices of layers in the host's memory, copied a layer ahead: none, of feed-forwards, or all."),
 ]
 Sharding = Annotated[Text, option(MODEL, "Sharding profile: NAME or FILE.", profiles="sharding")]
 InitNoise = Annotated[File, option(FILES, "Safetensors file with the initial noise.")]

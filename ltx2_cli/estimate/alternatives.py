@@ -197,17 +197,18 @@ class Suggestions:
     def same_clip(self) -> Iterator[Alternative]:
         """Alternatives for the same clip, the smallest changes first."""
         free, costly = self.settings
-        if self.plan.spec.offload is Offload.layers:  # which the host may lack the memory for
-            yield setting(offload=Offload.none)
+        kinds = list(Offload)
+        asked = kinds.index(self.plan.spec.offload)
+        yield from (setting(offload=kind) for kind in kinds[:asked])  # the host may lack the memory for more
         yield from free
         yield from self.meshes(Alternative())
         yield from costly
         for start in self.starts[1:]:
             yield start
             yield from self.meshes(start)
-        if self.plan.spec.offload is Offload.none and self.plan.spec.scan_layers:  # slower than all others
-            host, starts = setting(offload=Offload.layers), (Alternative(), *costly, *self.starts[1:])
-            yield from (start.also(host) for start in starts)
+        if self.plan.spec.scan_layers:  # slower than all others
+            for start, kind in product((Alternative(), *costly, *self.starts[1:]), kinds[asked + 1 :]):
+                yield start.also(setting(offload=kind))
 
     def in_windows(self) -> Iterator[Alternative]:
         """The same clip in windows, where it is longer than the training clips; the fewest first."""

@@ -331,11 +331,11 @@ def assumptions(plan: Plan) -> list[str]:
         return []
     link = "over each of its links" if rates.torus else "to the others"
     arriving = []
-    if plan.spec.offload is Offload.layers:
+    if plan.spec.offload is not Offload.none:
         rate = (
             f"at {rates.host_bandwidth / 1e9:.0f} GB/s" if rates.host_bandwidth else "in no time: no rate is published"
         )
-        arriving = [f"layers arrive from the host {rate}"]
+        arriving = [f"{plan.spec.offload.text} arrive from the host {rate}"]
     return [
         *arriving,
         f"a device does {rates.flops / 1e12:.0f} TFLOP/s, reads {rates.hbm_bandwidth / 1e9:.0f} GB/s and sends"

@@ -96,9 +96,8 @@ def _refuse_on_host(request: Request, plan: Plan, typed: Typed) -> None:
     """Raise `DoesNotFitError` if a phase needs more of the host's memory than it has for each of its devices."""
     if shortage := request.host_shortage(plan):
         needed, has = shortage
-        sentence = (
-            f"{spelling.typed('offload', 'layers')} takes {quantity(needed)} of this machine's memory for a device"
-        )
+        offload = spelling.typed("offload", plan.spec.offload)
+        sentence = f"{offload} takes {quantity(needed)} of this machine's memory for a device"
         hints = _hints(Suggestions(request, plan), typed)
         raise DoesNotFitError(f"this does not fit: {sentence}; it has {quantity(has)} for each", hints)
 

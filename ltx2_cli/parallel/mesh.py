@@ -116,8 +116,11 @@ class ShardingPlan:
         return groups % self.parts("rows") == 0
 
     def _on_host(self, weight: Weight) -> bool:
-        """Whether a weight lies in the host's memory: a stack of matrices, on TPUs of those that fill tiles."""
+        """Whether a weight lies in the host's memory: a stack of matrices, or of those of feed-forwards alone; on TPUs
+        of those that fill tiles."""
         if self.offload is Offload.none or not _is_stacked_matrix(weight):
+            return False
+        if self.offload is Offload.feed_forward and "mlp" not in weight.axes:
             return False
         _, outputs, inputs = weight.shape
         return not self._on_tpus or outputs % SUBLANES == inputs % LANES == 0
@@ -171,7 +174,7 @@ def lay_out(
                 hint = f"nearest: {typed(f'sharding.mesh.{axis}', size)}; or {hint}"
                 break
         raise UsageError(str(error), hint) from None
-    if offload is Offload.layers and plan.replicated.with_memory_kind(HOST).memory_kind != HOST:
+    if offload is not Offload.none and plan.replicated.with_memory_kind(HOST).memory_kind != HOST:
         sentence = f"to jax, a {devices[0].device_kind} that is only described has no host whose memory holds layers"
         raise UsageError(sentence, f"{typed('offload', 'none')}, or --dry-run where that device is")
     return replace(plan, offload=offload)

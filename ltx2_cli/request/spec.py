@@ -58,11 +58,17 @@ class Decoder(StrEnum):
 
 
 class Offload(StrEnum):
-    """Weights that stay in the host's memory: none, or the matrices in the layers of text encoder, connectors
-    and denoiser."""
+    """Weights that stay in the host's memory: none, or of the matrices in the layers of text encoder, connectors and
+    denoiser those of feed-forwards, or all. In the order of the devices' memory that they take, the most first."""
 
     none = "none"
+    feed_forward = "feed_forward"
     layers = "layers"
+
+    @property
+    def text(self) -> str:
+        """The matrices, in words."""
+        return {Offload.none: "nothing", Offload.feed_forward: "feed-forwards", Offload.layers: "layers"}[self]
 
 
 @dataclass(frozen=True)

@@ -224,9 +224,9 @@ def _wrong_process(spec: RunSpec) -> Iterator[Problem]:
             (nearest,) = get_close_matches(sampler, known, 1, cutoff=0)
             names = ", ".join(f"`{name}`" for name in known)
             yield key, f"unknown sampler `{sampler}`, known are {names}; nearest: {typed(key, nearest)}"
-    if spec.offload is Offload.layers and not spec.scan_layers:
+    if spec.offload is not Offload.none and not spec.scan_layers:
         scanned, resident = typed("scan_layers", value=True), typed("offload", "none")
-        sentence = "offload layers copies a layer in each turn of a loop, and scan_layers false has no loop"
+        sentence = f"offload {spec.offload} copies a layer in each turn of a loop, and scan_layers false has no loop"
         yield "offload", f"{sentence}; nearest: {scanned}, or {resident}"
     if spec.sigmas is not None:
         yield from _wrong_sigmas(spec.sigmas, spec.num_inference_steps)

@@ -92,7 +92,7 @@ def figure_rows(settings: Figures, environment: Figures, figures: list[Figures])
     """Rows for people: the figures of each stage."""
     held = "" if settings["weights"] == WeightType.auto else f", {settings['weights']} in the layers"
     held += ", multiplied in eight bits" * (settings["compute"] == ComputeType.full)
-    held += ", layers in the host's memory" * (settings["offload"] == Offload.layers)
+    held += f", {Offload(settings['offload']).text} in the host's memory" * (settings["offload"] != Offload.none)
     model = f"{settings['model_version']}, {settings['layers']} layers, {settings['dtype']}{held}"
     yield "model", f"{model}, random weights"
     yield "devices", environment["devices"]

@@ -31,11 +31,11 @@ def request_rows(plan: Plan, phases: Collection[str]) -> Iterator[tuple[str, str
     for kind in dict.fromkeys(filter(None, kinds)):
         names = [name.replace("_", " ") for name, other in kinds._asdict().items() if other == kind]
         yield "weights", f"{kind} in the layers of the {', '.join(names)}"
-    if spec.offload is Offload.layers:
+    if spec.offload is not Offload.none:
         sizes = [host_bytes(plan, name) for name in ("text_encoder", "connectors", "transformer")]
         away = quantity(sum(sizes) if plan.keep_resident else max(sizes))
         size = f": {away} for each device" if mesh.devices.flat[0].platform != "cpu" else ", where CPUs compute anyway"
-        yield "offload", f"layers of text encoder, connectors and denoiser in the host's memory{size}"
+        yield "offload", f"{spec.offload.text} of text encoder, connectors and denoiser in the host's memory{size}"
     yield "recipe", spec.recipe
     clip = f"{spec.width}x{spec.height}, {spec.num_frames} frames at {spec.fps:g} a second"
     videos = f", {spec.num_videos} at once" if spec.num_videos > 1 else ""

@@ -13,6 +13,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_DENOISER
+from ltx2_cli.request.spec import Offload
 from ltx2_cli.weights.declare import weights
 from ltx2_cli.weights.host import HOST
 from ltx2_cli.weights.load import not_finite
@@ -32,37 +33,41 @@ def test_latents_are_those_of_weights_on_the_devices(
     words = ["generate", "--model", str(checkpoint.folder), "--prompt", "a ball", *CLIP, *asked]
     words += ["--set", f"max_sequence_length={TEXT_TOKENS}"]
     latents = {}
-    for offload in ("none", "layers"):
+    for offload in Offload:
         files = ["--save-latents", str(tmp_path / offload), "-o", str(tmp_path / f"{offload}.mp4")]
         assert run_program(monkeypatch, *words, "--offload", offload, *files) == 0
         latents[offload] = load_file(tmp_path / offload)
     for stream, wanted in latents["none"].items():
-        assert latents["layers"][stream].tobytes() == wanted.tobytes()
+        assert all(latents[offload][stream].tobytes() == wanted.tobytes() for offload in Offload)
 
 
 def test_stacked_matrices_lie_on_the_host(checkpoint: Checkpoint, second_stage: dict[str, object]) -> None:
     """Also behind a LoRA that is added in place; values are those on the device, and are looked through for damage."""
-    found = {}
-    for offload in ("none", "layers"):
+    found, feed_forward = {}, set()
+    for offload in Offload:
         plan = plan_of(checkpoint, CASE, 5, recipe="two_stage", offload=offload, **HALF, **second_stage)
         components = Components(plan)
         with components.keeping([DENOISER]), components.use(DENOISER, Report()):
             pass
         with components.use(STAGE2_DENOISER, Report()) as refiner, components.use("text_encoder", Report()) as encoder:
             assert not not_finite(refiner)
-            found[offload] = {weight.key: weight.get_value() for weight in (*weights(refiner), *weights(encoder))}
+            loaded = [*weights(refiner), *weights(encoder)]
+            found[offload] = {weight.key: weight.get_value() for weight in loaded}
+            feed_forward = {weight.key for weight in loaded if "mlp" in weight.axes}
     sources = {source for (source, layers), array in found["layers"].items() if layers and array.ndim == 3}
     assert {source.split(".")[0] for source in sources} >= {"layers", "transformer_blocks"}  # both networks'
-    for name, array in found["layers"].items():
+    for name, array in found["none"].items():
         stacked = bool(name[1]) and array.ndim == 3
-        assert (array.sharding.memory_kind == HOST) == stacked, name
-        assert np.array_equal(array, found["none"][name])
+        away = {kind: found[kind][name].sharding.memory_kind == HOST for kind in Offload}
+        assert away == {"none": False, "feed_forward": stacked and name in feed_forward, "layers": stacked}, name
+        assert all(np.array_equal(found[kind][name], array) for kind in Offload)
 
 
-@pytest.mark.parametrize(("offload", "held"), [("none", 0), ("layers", 7)])
+@pytest.mark.parametrize(("offload", "held"), [("none", 0), ("feed_forward", 3), ("layers", 7)])
 def test_a_layer_at_a_time_is_on_the_way_to_a_device(offload: str, held: int, checkpoint: Checkpoint) -> None:
     """The loop of the text encoder, whose attention repeats after two layers, hands on the seven matrices of
-    one. The denoiser keeps keys and values of the text for all steps only where its layers lie on the device."""
+    one, or the three of its feed-forward. The denoiser keeps keys and values of the text for all steps only where all
+    layers lie on the device."""
     plan = plan_of(checkpoint, CASE, 5, offload=offload, **HALF)
     assert plan.arch.text_encoder.period == 2
     encoder, *_ = text_programs(plan, [CONNECTORS])
@@ -72,7 +77,7 @@ def test_a_layer_at_a_time_is_on_the_way_to_a_device(offload: str, held: int, ch
     carried = loop.invars[loop.params["num_consts"] :][: loop.params["num_carry"]]
     assert len(carried) == 1 + held  # the state, and what arrives
     text = stage_programs(plan, 0).text.outputs()
-    assert (text.keys_values is None) == (offload == "layers")
+    assert (text.keys_values is None) == (offload != "none")
 
 
 def test_layers_that_are_not_in_a_loop_are_refused(
@@ -84,8 +89,11 @@ def test_layers_that_are_not_in_a_loop_are_refused(
     assert "scan_layers false has no loop; nearest: --set scan_layers=true, or --offload none" in said
 
 
-def test_a_dry_run_says_where_layers_lie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("offload", "named"), [("feed_forward", "feed-forwards"), ("layers", "layers")])
+def test_a_dry_run_says_where_layers_lie(
+    offload: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["generate", "--model", "demo", "--prompt", "a ball", "--dry-run"]
-    assert run_program(monkeypatch, *words, "--offload", "layers") == 0
+    assert run_program(monkeypatch, *words, "--offload", offload) == 0
     out = capsys.readouterr().out
-    assert "layers of text encoder, connectors and denoiser in the host's memory, where CPUs compute" in out
+    assert f"{named} of text encoder, connectors and denoiser in the host's memory, where CPUs compute" in out

@@ -57,20 +57,24 @@ def test_every_network_belongs_to_a_phase(one_stage: Plan, two_stages: Plan) -> 
     assert {INPUT_VIDEOS, INPUT_AUDIO, *memory} == PHASES.keys()
 
 
-def test_layers_on_the_host_arrive_at_the_rate_of_its_link() -> None:
-    """15 GB/s on a v5e: a copy of all matrices in layers, in each step and for the prompts."""
-    asked = {"prompt": "rain", "model": "ltx2.3", "weights": "int8", "offload": "layers"}
+@pytest.mark.parametrize(("offload", "axis"), [("feed_forward", "mlp"), ("layers", "embed")])
+def test_layers_on_the_host_arrive_at_the_rate_of_its_link(offload: str, axis: str) -> None:
+    """15 GB/s on a v5e: a copy of the matrices in layers, all or those of feed-forwards, in each step and for the
+    prompts."""
+    asked = {"prompt": "rain", "model": "ltx2.3", "weights": "int8", "offload": offload}
     estimate = estimate_plan(plan_offline(read_spec(asked), tpus("TPU v5 lite", 1)))
     copied = {}
     for name in ("transformer", "text_encoder"):
-        matrices = [weight for weight in weights(estimate.plan.network(name)) if len(weight.axes) == 3]
+        matrices = [
+            weight for weight in weights(estimate.plan.network(name)) if len(weight.axes) == 3 and axis in weight.axes
+        ]
         filling = [matrix for matrix in matrices if matrix.shape[1] % 8 == matrix.shape[2] % 128 == 0]  # a TPU's tiles
         copied[name] = sum(math.prod(matrix.shape) * matrix.dtype.itemsize for matrix in filling)
     parts = estimate.stages[0].roofline_seconds
     assert parts is not None
     assert parts["host"] == pytest.approx(copied["transformer"] / 15e9)
     assert estimate.phase_seconds["encode"] == pytest.approx(copied["text_encoder"] / 15e9)
-    assert copied["text_encoder"] > 10e9
+    assert copied["text_encoder"] > 7e9
 
 
 def test_a_second_stage_takes_the_memory_of_the_first(two_stages: Plan) -> None:

@@ -14,6 +14,7 @@ from ltx2_cli.estimate.alternatives import PROGRAM_FRACTION as MOST_OF_A_GPU
 from ltx2_cli.estimate.alternatives import Alternative, Request, available_memory
 from ltx2_cli.estimate.fit import INT8_CHANGES, check_fit
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import Offload
 from ltx2_cli.request.validation import validate
 
 DEVICES = {
@@ -139,18 +140,36 @@ def test_each_request_fits_or_is_refused_with_an_alternative(device: str, reques
         assert error.hint.startswith(otherwise or chosen)
 
 
-@pytest.mark.parametrize(("devices", "has"), [(gpu(24), "14.6 GB"), (tpus("TPU v5 lite", 4), "3.7 GB")])
+@pytest.mark.parametrize(
+    ("devices", "nearest"),
+    [(gpu(24), "feed_forward"), (DEVICES["v5e-1"], "feed_forward"), (gpu(16), "layers")],
+)
+def test_as_little_as_has_to_moves_to_the_host(devices: tuple[DescribedDevice, ...], nearest: str) -> None:
+    _, suggested = refusal(request := ask(devices, model="ltx2.3", weights="int8", compute="full"))
+    assert suggested is not None
+    assert suggested.options == {"offload": nearest}
+    assert fits_now(request, suggested)
+
+
+@pytest.mark.parametrize(
+    ("devices", "has", "nearest"),
+    [
+        (gpu(24), "14.6 GB", {"offload": Offload.feed_forward}),
+        (tpus("TPU v5 lite", 4), "3.7 GB", {"model": DEMO}),
+    ],
+)
 def test_layers_that_the_host_has_no_memory_for_are_refused(
-    devices: tuple[DescribedDevice, ...], has: str, monkeypatch: pytest.MonkeyPatch
+    devices: tuple[DescribedDevice, ...], has: str, nearest: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """85 % of 16 GiB, which the devices of a host share; not of the host of devices elsewhere."""
+    """85 % of 16 GiB, which the devices of a host share; not of the host of devices elsewhere. Feed-forwards alone take
+    less than half of it."""
     request = ask(devices, model="ltx2.3", offload="layers", weights="int8", sharding={"mesh": {}, "profile": "gpu"})
     check_fit(request, request.plan(), str)
     monkeypatch.setattr(jax, "local_devices", lambda: list(devices))
     error, suggested = refusal(request)
     sentence = rf"--offload layers takes 18\.\d GB of this machine's memory for a device; it has {has} for each"
     assert re.search(sentence, str(error))
-    assert suggested.options == {"model": DEMO}
+    assert suggested.options == nearest
     memory = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 8 * memory(name) if name == "SC_PHYS_PAGES" else memory(name))
     check_fit(request, request.plan(), str)
