@@ -3,12 +3,15 @@
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
 from ltx2_cli.artifacts.files import replacing
@@ -76,7 +79,8 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     clear_schedules()
     start = time.monotonic()
     try:
-        compiled = lowered.compile()
+        with _without_cache():
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         return CompileFailure(*identity, reason, needed_bytes(str(error)) if "RESOURCE_EXHAUSTED" in reason else None)
@@ -91,6 +95,20 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
     waiting = waiting_seconds(text, mesh, by_instruction) if by_instruction else None
     activations = peak - _weight_bytes(compiled)
     return Compiled(*identity, seconds, memory, activations, tuple(collectives(text, mesh)), text, cycles, waiting)
+
+
+@contextmanager
+def _without_cache() -> Iterator[None]:
+    """In the body, jax looks into no cache of compiled programs: that of an absent device has no place in it."""
+    settings: Any = jax.config
+    before = settings.jax_enable_compilation_cache
+    settings.update("jax_enable_compilation_cache", False)
+    reset_cache()
+    try:
+        yield
+    finally:
+        settings.update("jax_enable_compilation_cache", before)
+        reset_cache()
 
 
 def _weight_bytes(compiled: jax.stages.Compiled) -> int:

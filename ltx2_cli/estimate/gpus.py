@@ -1,14 +1,16 @@
 """Absent NVIDIA GPUs, described to XLA's compiler by published facts."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 from jax.experimental import topologies
 
 from ltx2_cli.chips import CHIPS, Chip
 from ltx2_cli.errors import UsageError
+from ltx2_cli.weights.host import HOST
 
 MOST_GPUS = 16
 GPU_COUNTS = (1, 2, 4, 8)  # that are named in errors
@@ -59,12 +61,62 @@ device_description_str: "{chip.kinds[0]}"
 """
 
 
+class MemoryKind(str):
+    """A memory of an absent GPU: its kind, to which jax 0.10 compares it as a whole."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class GpuCompiler:
+    """The runtime of absent GPUs: it compiles for them. `described`: the GPUs as XLA's compiler has them."""
+
+    described: tuple[Any, ...]
+
+    def compile_and_load(self, computation: Any, executable_devices: Any, compile_options: Any, **others: Any) -> Any:
+        """A compiled program, which nothing can run. Its products are cuBLAS's: XLA's own kernels are chosen by timing
+        them, and the one that it takes unseen has tiles that do not fit all shapes."""
+        compile_options.env_option_overrides += [("xla_gpu_enable_triton_gemm", False)]
+        devices = type(executable_devices)(self.described)
+        return self.described[0].client.compile(computation, devices, compile_options, **others)
+
+    def get_default_layout(self, dtype: Any, shape: Sequence[int], device: "AbsentGpu") -> Any:
+        """The order in memory that the compiler would choose."""
+        return self.described[0].client.get_default_layout(dtype, shape, self.described[device.number])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.described[0].client, name)
+
+
+@dataclass(frozen=True)
+class AbsentGpu:
+    """A `jax.Device` of a host that is not here either. XLA describes its GPUs without the host's memory, in which
+    layers may lie."""
+
+    client: GpuCompiler
+    number: int
+
+    def default_memory(self) -> "MemoryKind":
+        """Where arrays lie that say nothing else."""
+        return MemoryKind("device")
+
+    def addressable_memories(self) -> list["MemoryKind"]:
+        """The memories that programs may name."""
+        return [MemoryKind("device"), MemoryKind(HOST)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client.described[self.number], name)
+
+
 def gpu_names(chip: Chip) -> list[str]:
     """The names of one and several GPUs of a kind, as `gpus` takes them."""
     return [f"{_typed(chip)}:{count}" if count > 1 else _typed(chip) for count in GPU_COUNTS]
 
 
-def gpus(name: str) -> tuple[jax.Device, ...]:
+def gpus(name: str) -> tuple[Any, ...]:
     """The GPUs of a name such as `h100:8` or `RTX 4090`, all of one host, to compile for; needs no GPU. Raises
     `UsageError` for an unknown name or number, or without their compiler."""
     known = {_key(chip.name): chip for chip in CHIPS if chip.compute_capability}
@@ -87,7 +139,8 @@ def gpus(name: str) -> tuple[jax.Device, ...]:
     except NotImplementedError as error:  # as jax says that it knows no such platform
         hint = "on Linux for x86-64, in a clone of ltx2: make compilers; its .venv/bin/ltx2 finds it"
         raise UsageError(f"compiling for {name} needs the GPUs' compiler", hint) from error
-    return tuple(described.devices)
+    client = GpuCompiler(tuple(described.devices))
+    return tuple(AbsentGpu(client, number) for number in range(count))
 
 
 def _typed(chip: Chip) -> str:

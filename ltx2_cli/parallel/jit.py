@@ -12,10 +12,15 @@ from ltx2_cli.chips import chip
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.mesh import ShardingPlan
 
+CompilerOptions = dict[str, str | bool]
 # By platform. XLA for the CPU hands convolutions to a library, which takes up to twice as long for wide ones.
-CONVOLUTION_OPTIONS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+CONVOLUTION_OPTIONS: dict[str, CompilerOptions] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 # By platform. XLA for the CPU converts bfloat16 weights to float32: with this pass, of all layers ahead of their loop.
-LOOP_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}}
+# XLA for GPUs waits for half of the layers that arrive from the host, unless this scheduler puts their copies earlier.
+LOOP_OPTIONS: dict[str, CompilerOptions] = {
+    "cpu": {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"},
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+}
 PROGRAMS = 64  # compiled functions that stay loaded: about ten sizes
 
 
@@ -48,15 +53,15 @@ def jitted_once(function: Callable[..., Any], out_shardings: Any, donate: tuple[
     return jax.jit(function, out_shardings=out_shardings, donate_argnames=donate, compiler_options=options)
 
 
-def _compiler_options(device: jax.Device, convolves: bool) -> dict[str, str] | None:
+def _compiler_options(device: jax.Device, convolves: bool) -> CompilerOptions | None:
     if convolves:
         return CONVOLUTION_OPTIONS.get(device.platform)
     known = chip(device.device_kind)
     own = dict(known.compiler_options) if known else {}
-    return LOOP_OPTIONS.get(device.platform, {}) | own or None
+    return {**LOOP_OPTIONS.get(device.platform, {}), **own} or None
 
 
-def _loop_options(out_shardings: Any) -> dict[str, str] | None:
+def _loop_options(out_shardings: Any) -> CompilerOptions | None:
     """The options of a function without a sharding plan, by the devices of its results."""
     for where in jax.tree.leaves(out_shardings):
         sharding: Any = where.sharding if isinstance(where, Format) else where

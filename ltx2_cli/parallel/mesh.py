@@ -174,9 +174,6 @@ def lay_out(
                 hint = f"nearest: {typed(f'sharding.mesh.{axis}', size)}; or {hint}"
                 break
         raise UsageError(str(error), hint) from None
-    if offload is not Offload.none and plan.replicated.with_memory_kind(HOST).memory_kind != HOST:
-        sentence = f"to jax, a {devices[0].device_kind} that is only described has no host whose memory holds layers"
-        raise UsageError(sentence, f"{typed('offload', 'none')}, or --dry-run where that device is")
     return replace(plan, offload=offload)
 
 

@@ -1,4 +1,4 @@
-"""Layers that come from the host while others are computed, by the schedule of a TPU's compiler."""
+"""Layers that come from the host while others are computed, by the schedules of the compilers of TPUs and GPUs."""
 
 import re
 from dataclasses import replace
@@ -10,12 +10,13 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
-from compilers import needs_libtpu
+from compilers import needs_cuda, needs_libtpu
 from ltx2_cli.estimate.hlo import computations
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.nn.layer_loop import StackedLayers, scan_periods
 from ltx2_cli.nn.layers import FeedForward
 from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.weights.declare import Scope, map_weights
@@ -34,28 +35,34 @@ def loops(text: str) -> list[list[tuple[str, str]]]:
     return [[(found[1], line) for line in body if (found := OPERATION.search(line))] for body in bodies]
 
 
-@needs_libtpu
-@pytest.mark.parametrize("matrices", [None, INT8], ids=["bfloat16", "int8"])
-def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
-    """In the loop of layers, within one of steps: of the host's memory slices are copied, no stack. Copies run beside
-    the products of a turn, which has two layers."""
-    plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), (), input_major=True)
+def steps(network: nnx.Module, x: jax.Array, count: jax.Array) -> jax.Array:
+    """A loop of layers within one of steps."""
+
+    def step(_: jax.Array, x: jax.Array) -> jax.Array:
+        return StackedLayers(network).scan(lambda x, layer: (x + layer(x), None), x)[0]
+
+    return jax.lax.fori_loop(0, count, step, x)
+
+
+def compiled_steps(device: str, matrices: MatrixType | None, input_major: bool) -> tuple[jax.stages.Compiled, int]:
+    """`steps` for a device that is not here, with layers in the host's memory; and the bytes of a layer."""
+    plan = ShardingPlan(Mesh(np.asarray(topology(device)), ("device",)), (), (), input_major=input_major)
     plan = replace(plan, offload=Offload.layers)
     network = FeedForward(Scope("bfloat16", matrices=matrices).stacked("blocks", range(LAYERS)), WIDTH)
     network = map_weights(lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))), network)
     x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
-
-    def steps(network: nnx.Module, x: jax.Array, count: jax.Array) -> jax.Array:
-        def step(_: jax.Array, x: jax.Array) -> jax.Array:
-            return StackedLayers(network).scan(lambda x, layer: (x + layer(x), None), x)[0]
-
-        with activate(plan):
-            return jax.lax.fori_loop(0, count, step, x)
-
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=plan.replicated)
-    compiled = jax.jit(steps).lower(network, x, count).compile()
+    compiled = jitted(steps, plan.replicated, plan).lower(network, x, count).compile()
+    return compiled, 2 * 4 * WIDTH**2 * (1 if matrices else 2)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("matrices", [None, INT8], ids=["bfloat16", "int8"])
+def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
+    """Of the host's memory slices are copied, no stack. Copies run beside the products of a turn, which has two
+    layers."""
+    compiled, layer = compiled_steps("v6e:1x1", matrices, input_major=True)
     text = compiled.as_text() or ""
-    layer = 2 * 4 * WIDTH**2 * (1 if matrices else 2)
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * layer
     assert not re.search(rf"copy(-start)?\(\S*{LAYERS},({WIDTH}|{4 * WIDTH}),", text)
     turn = loops(text)[0]
@@ -64,6 +71,24 @@ def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
     assert len(starts) == len(ends) == len(products) == 4
     assert starts[0] < products[0] < products[1] < ends[0]
     assert starts[-1] < products[2] < ends[1]
+
+
+@needs_cuda
+def test_layers_arrive_at_a_gpu_beside_products() -> None:
+    compiled, layer = compiled_steps("rtx4090", INT8, input_major=False)
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert (memory.host_argument_size_in_bytes, memory.argument_size_in_bytes < layer) == (LAYERS * layer, True)
+    text = compiled.as_text() or ""
+    turns = [body for body in computations(text)[0].values() if "cublas" in body and "fusion-start(" in body]
+    (turn,) = [turn.splitlines() for turn in turns]
+    products = [at for at, line in enumerate(turn) if "__cublas$lt$matmul" in line]
+    starts = {found[1]: at for at, line in enumerate(turn) if (found := re.search(r"%(\S+) = .*fusion-start\(", line))}
+    copies = [
+        (starts[found[1]], at) for at, line in enumerate(turn) if (found := re.search(r"fusion-done\(%(\S+)\)", line))
+    ]
+    assert len(copies) == len(products) == 4
+    assert all(any(start < at < end for at in products) for start, end in copies)
 
 
 @needs_libtpu
