@@ -141,12 +141,14 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             scores = SCORE_COPIES * FLOAT32_BYTES * plan.prompts_at_once * heads * tokens * plan.text_tokens
             copied = copied_bytes(plan, "text_encoder", encoder.num_hidden_layers)
             return 2 * states * spec.text_encoder_dtype.itemsize + scores + copied
-        case "connect":  # the result, its features in float32, as many scaled for each stream, and the whole contexts
+        case "connect":  # the result, its features, as many scaled for each stream, and the whole contexts
             itemsize, connectors = spec.dtype.itemsize, plan.arch.connectors
+            on_gpus = plan.sharding.mesh.devices.flat[0].platform == "gpu"
+            feature = itemsize if on_gpus else FLOAT32_BYTES  # XLA for GPUs keeps none of them in float32
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
             copied = copied_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
-            return states * (spec.text_encoder_dtype.itemsize + FLOAT32_BYTES + scaled) + contexts + copied
+            return states * (spec.text_encoder_dtype.itemsize + feature + scaled) + contexts + copied
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape

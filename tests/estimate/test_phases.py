@@ -59,6 +59,9 @@ def planned(devices: tuple, **keys: object) -> Plan:
         (V6E, {"model": "ltx2"}, ENCODE, 0.397),
         (V6E, {"model": "ltx2"}, CONNECT, 0.625),
         (V6E, {"model": "ltx2.3"}, CONNECT, 0.821),
+        (H100, {"model": "ltx2"}, CONNECT, 1.604),
+        (H100, {"model": "ltx2.3"}, CONNECT, 2.396),
+        (H100, {"model": "ltx2.5"}, CONNECT, 1.211),
         (V6E, {"model": "ltx2"}, DENOISE, 1.450),
         (V6E, {"model": "ltx2", "width": 1280, "height": 704, "num_frames": 257}, DENOISE, 3.314),
         (V6E, {"model": "ltx2.3"}, DENOISE, 0.310),
@@ -74,8 +77,8 @@ def planned(devices: tuple, **keys: object) -> Plan:
     ],
 )
 def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict, phase: str, compiled: float) -> None:
-    """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42; for a loop the whole need is compared, of which
-    its weights are the most."""
+    """GB beside the weights, by `memory_analysis()` of libtpu 0.0.42 and of XLA for GPUs; for a loop the whole need is
+    compared, of which its weights are the most."""
     plan = planned(devices, **request_)
     estimate, weights = activation_bytes(plan, phase) / 1e9, phase_memory(plan, [phase])[phase].weights / 1e9
     assert 0.99 < (weights + estimate) / (weights + compiled) < 1.05
@@ -97,6 +100,23 @@ def test_layers_of_the_host_are_few_on_a_device(model: str, offload: str, phase:
     """GB beside the weights as above, in int8 on one v5e. The text encoder's layers arrive one at a time, which takes
     3.9 GB less than the six whose attention repeats; LTX-2 keeps no keys and values of the text, which take 2.4 GB."""
     plan = planned(tpus("TPU v5 lite", 1), model=model, weights="int8", compute="full", offload=offload)
+    assert 1 < activation_bytes(plan, phase) / 1e9 / compiled < 1.3
+
+
+@pytest.mark.parametrize(
+    ("model", "offload", "phase", "compiled"),
+    [
+        ("ltx2.3", "layers", ENCODE, 1.996),
+        ("ltx2.3", "layers", CONNECT, 2.564),
+        ("ltx2.3", "layers", DENOISE, 2.574),
+        ("ltx2.5", "layers", REFINE, 3.514),
+        ("ltx2.5", "feed_forward", DENOISE, 1.557),
+        ("ltx2.5", "feed_forward", REFINE, 3.485),
+    ],
+)
+def test_layers_of_the_host_are_few_on_a_gpu(model: str, offload: str, phase: str, compiled: float) -> None:
+    """GB beside the weights as above, in int8 on an RTX 4090, by XLA for GPUs of jax 0.10.2."""
+    plan = planned(H100, model=model, weights="int8", compute="full", offload=offload)
     assert 1 < activation_bytes(plan, phase) / 1e9 / compiled < 1.3
 
 
