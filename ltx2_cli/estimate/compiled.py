@@ -99,7 +99,8 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled | CompileFailure:
 
 @contextmanager
 def _without_cache() -> Iterator[None]:
-    """In the body, jax looks into no cache of compiled programs: that of an absent device has no place in it."""
+    """In the body, jax looks into no cache of compiled programs: it makes no key for absent GPUs, and a program that is
+    read says nothing of the compiler's time."""
     settings: Any = jax.config
     before = settings.jax_enable_compilation_cache
     settings.update("jax_enable_compilation_cache", False)

@@ -93,8 +93,8 @@ class GpuCompiler:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """A `jax.Device` of a host that is not here either. XLA describes its GPUs without the host's memory, in which
-    layers may lie."""
+    """A GPU that is not here, with what jax asks of a device. XLA's description lacks the memory of the GPU's host, in
+    which layers may lie."""
 
     client: GpuCompiler
     number: int
