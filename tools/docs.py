@@ -71,6 +71,7 @@ MACHINES = (
     Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, FEED_FORWARD)),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, LAYERS)),
+    Machine("1 RTX 3060, 12 GB", named_gpu("NVIDIA GeForce RTX 3060"), (*INT8, LAYERS)),
     Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, LAYERS), note=" (1)"),
     Machine("a CPU, 64 GB", described_cpu(64)),
     Machine("a CPU, 32 GB", described_cpu(32), ("weights=int8",)),
