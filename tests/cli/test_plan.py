@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
 from compilers import needs_cuda, needs_libtpu
@@ -29,7 +30,7 @@ from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.plan.step_cost import Rows, TokenCounts, denoiser_flops
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.runs.plan_page import estimate_lines, search_lines
-from program import run_program
+from program import CACHE, cache_restored, run_program
 from tools.train_demo.arch import ARCH
 
 MESH = """
@@ -332,10 +333,14 @@ def test_absent_gpus_are_planned(plan: Run, name: str, kind: str, count: int, gi
 @pytest.mark.slow
 @needs_cuda
 def test_layers_on_the_host_of_an_absent_gpu_are_planned(plan: Run) -> None:
-    """They take no memory of it, by the compiler."""
+    """They take no memory of it, by the compiler; also where jax keeps compiled programs, as it does for users."""
     arguments = {}
     for offload in ("feed_forward", "layers"):
-        code, out, _ = plan("--topology", "rtx4080", "--offload", offload, "--json", *GPU_CLIP)
+        with cache_restored():
+            jax.config.update(CACHE, True)
+            reset_cache()
+            code, out, _ = plan("--topology", "rtx4080", "--offload", offload, "--json", *GPU_CLIP)
+            assert getattr(jax.config, CACHE)
         assert code == 0
         said = json.loads(out)
         weights = said["weight_bytes"]["transformer"]
