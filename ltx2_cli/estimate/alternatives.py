@@ -138,6 +138,13 @@ class Suggestions:
         same = next(filter(self.fits, chain(self.same_clip(), self.in_windows())), None)
         return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
+    def in_eight_bits(self, nearest: Alternative) -> Alternative | None:
+        """The nearest alternative with matrices of int8, where `nearest` leaves wider ones on the host, to be copied in
+        each step."""
+        if nearest.values.get("offload", Offload.none) is Offload.none or "weights" in nearest.values:
+            return None
+        return next((other for other in self.same_clip() if "weights" in other.values and self.fits(other)), None)
+
     def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
         """Whether an alternative can be typed and run, and fits in each phase that is `needed`."""
         if any(map(self.request.fixed, alternative.options)):

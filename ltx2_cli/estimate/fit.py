@@ -148,6 +148,8 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
     hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
     if nearest and nearest.standalone:
         hints.append(f"or the demo: {typed(nearest)}")
+    if nearest and (narrow := search.in_eight_bits(nearest)):
+        hints.append(f"or with fewer bytes to copy: {typed(narrow)}, which {INT8_CHANGES}")
     return [*hints, f"or more chips: {typed(larger)}"] if larger else hints
 
 

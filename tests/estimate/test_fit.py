@@ -152,6 +152,21 @@ def test_as_little_as_has_to_moves_to_the_host(devices: tuple[DescribedDevice, .
 
 
 @pytest.mark.parametrize(
+    ("devices", "nearest"),
+    [
+        (gpu(24), "--set weights=int8 --set offload=feed_forward"),
+        (DEVICES["v5e-1"], "--set weights=int8 --set offload=feed_forward"),
+        (gpu(16), "--set weights=int8 --set offload=layers"),
+    ],
+)
+def test_int8_is_named_beside_wide_layers_on_the_host(devices: tuple[DescribedDevice, ...], nearest: str) -> None:
+    error, suggested = refusal(ask(devices, model="ltx2.3"))
+    assert suggested is not None
+    assert suggested.options == {"offload": "layers"}
+    assert f"\nor with fewer bytes to copy: {nearest}, which {INT8_CHANGES}" in error.hint
+
+
+@pytest.mark.parametrize(
     ("devices", "has", "nearest"),
     [
         (gpu(24), "14.6 GB", {"offload": Offload.feed_forward}),
