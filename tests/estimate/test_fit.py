@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from compilers import needs_cuda
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.alternatives import PROGRAM_FRACTION as MOST_OF_A_GPU
@@ -53,6 +54,8 @@ EXPECTED = {
     "80 GB": (FITS, FITS, FITS, FITS),
     "cpu": (DEMO, DEMO, DEMO, FITS),
 }
+
+CLOSE = ("8 GB", "48 GB")  # where XLA's attention, which takes more memory than cuDNN's, has other answers
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +118,7 @@ def check_choice(request: Request, expected: str) -> Request:
 @pytest.mark.parametrize(
     ("device", "request_", "expected"),
     [
-        (device, request_, expected)
+        pytest.param(device, request_, expected, marks=needs_cuda if device in CLOSE else ())
         for device, row in EXPECTED.items()
         for request_, expected in zip(REQUESTS, row, strict=True)
     ],
@@ -190,6 +193,7 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
     check_fit(request, request.plan(), str)
 
 
+@needs_cuda
 @pytest.mark.parametrize(
     ("gigabytes", "keys"),
     [
