@@ -90,10 +90,10 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
     return text + ropes + latents + layer + cached + copies + copied_bytes(plan, stage.network, arch.num_layers)
 
 
-def copied_bytes(plan: Plan, name: str, layers: int) -> int:
+def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HERE) -> int:
     """Bytes on a device of copies of a network's weights: of layers that came from the host; and on a CPU, where XLA
     converts other types to float32, of a layer and of the largest matrix outside the layers."""
-    arrived = TURNS_HERE * host_bytes(plan, name) // layers
+    arrived = turns_here * host_bytes(plan, name) // layers
     if plan.sharding.mesh.devices.flat[0].platform != "cpu":
         return arrived
     place, layer, largest = placement(plan, name), 0, 0

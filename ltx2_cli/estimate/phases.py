@@ -10,6 +10,7 @@ from ltx2_cli.core.advice import UPSAMPLE
 from ltx2_cli.core.components import placement
 from ltx2_cli.core.denoise_memory import (
     SCORE_COPIES,
+    TURNS_HERE,
     copied_bytes,
     denoise_bytes,
     host_bytes,
@@ -147,7 +148,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             feature = itemsize if on_gpus else FLOAT32_BYTES  # XLA for GPUs keeps none of them in float32
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
-            copied = copied_bytes(plan, "connectors", min(part.layers for part in connectors.connectors))
+            layers = min(part.layers for part in connectors.connectors)
+            copied = copied_bytes(plan, "connectors", layers, 1 if on_gpus else TURNS_HERE)
             return states * (spec.text_encoder_dtype.itemsize + feature + scaled) + contexts + copied
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None

@@ -97,6 +97,7 @@ def test_estimates_are_near_the_figures_of_libtpu(devices: tuple, request_: dict
         (V5E, "ltx2", "feed_forward", DENOISE, 3.511),
         (RTX4090, "ltx2.3", "layers", ENCODE, 1.996),
         (RTX4090, "ltx2.3", "layers", CONNECT, 2.564),
+        (RTX4090, "ltx2", "layers", CONNECT, 1.721),
         pytest.param(RTX4090, "ltx2.3", "layers", DENOISE, 2.574, marks=needs_cuda),  # with cuDNN's attention
         pytest.param(RTX4090, "ltx2.5", "layers", REFINE, 3.514, marks=needs_cuda),
         pytest.param(RTX4090, "ltx2.5", "feed_forward", DENOISE, 1.557, marks=needs_cuda),
