@@ -22,10 +22,10 @@ from ltx2_cli.core.run import run_phases
 from ltx2_cli.core.state import RunState, all_latents
 from ltx2_cli.diffusion.geometry import VAECompression, clip_geometry
 from ltx2_cli.models.arch import TransformerArch
-from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
+from ltx2_cli.models.networks import MATRIX_TYPES
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, rope_tables
-from ltx2_cli.request.spec import Streams, WeightType
+from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.declare import Scope, Weight, is_weight
 from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, quantize
 from ltx2_cli.weights.tensors import MatrixType
@@ -36,17 +36,17 @@ RESULTS = Path(__file__).with_name("accuracy.md")
 CLIPS = 8
 LAYERS = 2
 WAYS = {
-    f"{weights} | {compute}": EIGHT_BIT_MATRICES[weights]._replace(rounds_input=compute == "full")
-    for weights in (WeightType.int8, WeightType.fp8)
+    f"{weights} | {compute}": MATRIX_TYPES[weights]._replace(rounds_input=compute == "full")
+    for weights in MATRIX_TYPES
     for compute in ("weights", "full")
 }
 ARCHS = {"LTX-2": TransformerArch(num_layers=LAYERS), "LTX-2.3": denoiser().arch}
-HEADER = f"""# Accuracy of eight bits
+HEADER = f"""# Accuracy of eight and four bits
 
 Differences from the same run with weights and products of bfloat16: the norm of the difference over that of the result,
 and the cosine. Forwards: {LAYERS} layers of the published widths, random weights, 112 tokens of video and 51 of audio.
 Clips: {CLIPS} of the embedded model, prompts that it was not trained on, 20 steps; PSNR of all pixels, in dB. The first
-row is bfloat16 beside float32. Weights are rounded without rotation.
+row is bfloat16 beside float32. Weights of int4 are rotated before they are rounded (ConvRot), others are not.
 
 | weights | compute | forward LTX-2, video, audio | forward LTX-2.3 | latents of clips, video, audio | cosine | PSNR |
 |---|---|---|---|---|---|---|

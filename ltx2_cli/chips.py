@@ -61,8 +61,9 @@ class Chip:
     clock_ghz: float = 0.0  # the highest
 
     def rate(self, kind: str) -> float:
-        """Operations a second of products in `int8`, `fp8` or another type, which is as fast as bfloat16."""
-        return {"int8": self.int8_ops, "fp8": self.fp8_flops}.get(kind) or self.flops
+        """Operations a second of products with matrices in `int8`, `fp8`, `int4`, multiplied as int8, or another type,
+        which is as fast as bfloat16."""
+        return {"int8": self.int8_ops, "int4": self.int8_ops, "fp8": self.fp8_flops}.get(kind) or self.flops
 
 
 def _chip(row: dict[str, str]) -> Chip:

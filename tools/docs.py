@@ -54,7 +54,7 @@ def described_cpu(gigabytes: int) -> tuple[DescribedDevice, ...]:
     return (DescribedDevice(0, "cpu", "cpu", int(PLANNABLE_FRACTION * gigabytes * GIB)),)
 
 
-INT8, FP8 = (("compute=full", f"weights={name}") for name in ("int8", "fp8"))
+INT8, FP8, INT4 = (("compute=full", f"weights={name}") for name in ("int8", "fp8", "int4"))
 FEED_FORWARD, LAYERS = f"offload={Offload.feed_forward}", f"offload={Offload.layers}"
 MACHINES = (
     Machine("4 TPU v7x", tpus("TPU7x", 8, cores=2)),
@@ -64,13 +64,16 @@ MACHINES = (
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8)),
     Machine("8 TPU v5e", tpus("TPU v5 lite", 8), INT8),
     Machine("1 TPU v5e", tpus("TPU v5 lite", 1), (*INT8, LAYERS)),
+    Machine("1 TPU v5e", tpus("TPU v5 lite", 1), INT4),
     Machine("1 TPU v6e", tpus("TPU v6 lite", 1), INT8),
     Machine("1 H100, 80 GB", named_gpu("NVIDIA H100")),
     Machine("1 RTX PRO 6000, 96 GB", named_gpu("NVIDIA RTX PRO 6000")),
     Machine("1 RTX 6000 Ada, 48 GB", named_gpu("NVIDIA RTX 6000 Ada", MOST), INT8, note=" (1)"),
     Machine("1 RTX 5090, 32 GB", named_gpu("NVIDIA GeForce RTX 5090", MOST), INT8, note=" (1)"),
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), (*INT8, FEED_FORWARD)),
+    Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), INT4),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, LAYERS)),
+    Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT4, FEED_FORWARD)),
     Machine("1 RTX 3060, 12 GB", named_gpu("NVIDIA GeForce RTX 3060"), (*INT8, LAYERS)),
     Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, LAYERS), note=" (1)"),
     Machine("a CPU, 64 GB", described_cpu(64)),

@@ -56,7 +56,7 @@ TextEncoderDType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None, option(MODEL, "Data type of the text encoder.")
 ]
 Weights = Annotated[
-    Literal["auto", "bfloat16", "int8", "fp8"] | None,
+    Literal["auto", "bfloat16", "int8", "fp8", "int4"] | None,
     option(MODEL, "Type of the matrices in the layers of denoiser, connectors and text encoder."),
 ]
 OffloadOption = Annotated[
@@ -153,7 +153,7 @@ class ContentOptions(ModelOptions):
     weights: Weights = None
     compute: Annotated[
         Literal["auto", "weights", "full"] | None,
-        option(MODEL, "Products with matrices in eight bits: in the data type, or full: of eight bits; auto: faster."),
+        option(MODEL, "Products with quantised matrices: in the data type, or full: of eight bits; auto: faster."),
     ] = None
     offload: OffloadOption = None
 

@@ -16,10 +16,10 @@ from ltx2_cli.plan.decoding import bytes_left_after
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import text_bytes
-from ltx2_cli.request.spec import AttentionBackend, Streams
+from ltx2_cli.request.spec import AttentionBackend, Streams, WeightType
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import kinds, weights
-from ltx2_cli.weights.quantized_matrix import Place, bytes_on_device, bytes_on_host, placed
+from ltx2_cli.weights.quantized_matrix import INT4, Place, bytes_on_device, bytes_on_host, placed
 
 MLP_EXPANSION = 4
 LIVE_FORWARD = 4  # buffers as large as the feed-forward's inner activation that one layer holds at a time
@@ -91,16 +91,19 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
 
 
 def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HERE) -> int:
-    """Bytes on a device of copies of a network's weights: of layers that came from the host; and on a CPU, where XLA
-    converts other types to float32, of a layer and of the largest matrix outside the layers."""
+    """Bytes on a device of copies of a network's weights: of layers that came from the host; of a layer of int4, whose
+    numbers are unpacked; and on a CPU, where XLA converts other types to float32, of a layer and of the largest matrix
+    outside the layers."""
     arrived = turns_here * host_bytes(plan, name) // layers
-    if plan.sharding.mesh.devices.flat[0].platform != "cpu":
+    on_cpu = plan.sharding.mesh.devices.flat[0].platform == "cpu"
+    if not on_cpu and plan.spec.weights is not WeightType.int4:
         return arrived
     place, layer, largest = placement(plan, name), 0, 0
     for alike in kinds(plan.network(name)):
-        matrix = max(jax.tree.leaves(placed(alike[0].get_value(), place(alike[0]))), key=attrgetter("size"))
-        if matrix.dtype.itemsize < FLOAT32_BYTES and matrix.ndim > 1:
-            size = FLOAT32_BYTES * math.prod(matrix.sharding.shard_shape(matrix.shape))
+        value = alike[0].get_value()
+        matrix = max(jax.tree.leaves(placed(value, place(alike[0]))), key=attrgetter("size"))
+        size = (FLOAT32_BYTES if on_cpu else 1) * math.prod(matrix.sharding.shard_shape(value.shape))
+        if matrix.ndim > 1 and (matrix.dtype.itemsize < FLOAT32_BYTES if on_cpu else value.dtype == INT4):
             if alike[0].layers:
                 layer += len(alike) * size // layers
             else:

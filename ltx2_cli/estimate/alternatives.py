@@ -18,7 +18,7 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.offline import mesh_specs
 from ltx2_cli.estimate.phases import PhaseMemory, offloaded_bytes, phase_memory, phase_names
-from ltx2_cli.models.networks import EIGHT_BIT_MATRICES
+from ltx2_cli.models.networks import MATRIX_TYPES
 from ltx2_cli.parallel.devices import (
     RESERVE,
     DeviceMemory,
@@ -138,12 +138,16 @@ class Suggestions:
         same = next(filter(self.fits, chain(self.same_clip(), self.in_windows())), None)
         return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
-    def in_eight_bits(self, nearest: Alternative) -> Alternative | None:
-        """The nearest alternative with matrices of int8, where `nearest` leaves wider ones on the host, to be copied in
-        each step."""
-        if nearest.values.get("offload", Offload.none) is Offload.none or "weights" in nearest.values:
-            return None
-        return next((other for other in self.same_clip() if "weights" in other.values and self.fits(other)), None)
+    def with_fewer_bytes_to_copy(self, nearest: Alternative) -> Iterator[Alternative]:
+        """Where `nearest` leaves layers on the host, to be copied in each step: the nearest alternative with narrower
+        matrices, then the nearest one in int4 that leaves none there."""
+        if nearest.values.get("offload", Offload.none) is Offload.none:
+            return
+        if "weights" not in nearest.values:
+            narrow = (other for other in self.same_clip() if "weights" in other.values)
+            yield from islice(filter(self.fits, narrow), 1)
+        resident = (other for other in self.in_four_bits() if "offload" not in other.values)
+        yield from islice(filter(self.fits, resident), 1)
 
     def fits(self, alternative: Alternative, needed: Callable[[PhaseMemory], int] = attrgetter("peak")) -> bool:
         """Whether an alternative can be typed and run, and fits in each phase that is `needed`."""
@@ -176,7 +180,7 @@ class Suggestions:
         wide = [key for key in ("text_encoder_dtype", "dtype") if vars(spec)[key] is DType.float32]
         costly = [setting(**{key: DType.bfloat16}) for key in wide]
         costly += [setting(max_sequence_length=USUAL_TEXT)] if spec.max_sequence_length > USUAL_TEXT else []
-        if spec.weights not in EIGHT_BIT_MATRICES:  # int8 is more exact than fp8
+        if spec.weights not in MATRIX_TYPES:  # int8 is more exact than fp8
             half = setting(dtype=DType.bfloat16) if spec.dtype is DType.float32 else Alternative()
             costly.append(half.also(setting(weights=WeightType.int8)))
         return free, costly
@@ -216,6 +220,15 @@ class Suggestions:
         if self.plan.spec.scan_layers:  # slower than all others
             for start, kind in product((Alternative(), *costly, *self.starts[1:]), kinds[asked + 1 :]):
                 yield start.also(setting(offload=kind))
+        yield from self.in_four_bits()
+
+    def in_four_bits(self) -> Iterator[Alternative]:
+        """Alternatives for the same clip with matrices of int4, the smallest changes first."""
+        spec = self.plan.spec
+        if spec.weights is not WeightType.int4:
+            for start, kind in product(self.starts, Offload if spec.scan_layers else (spec.offload,)):
+                four_bits = start.also(setting(weights=WeightType.int4))
+                yield four_bits if kind is spec.offload else four_bits.also(setting(offload=kind))
 
     def in_windows(self) -> Iterator[Alternative]:
         """The same clip in windows, where it is longer than the training clips; the fewest first."""

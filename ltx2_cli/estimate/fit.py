@@ -32,9 +32,14 @@ from ltx2_cli.parallel.devices import (
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request import spelling
 from ltx2_cli.request.profiles import AUTO, read_sharding
+from ltx2_cli.request.spec import WeightType
 from ltx2_cli.units import quantity
 
-INT8_CHANGES = "changes latents: those of the demo by 4.7 % of their norm"  # benchmarks/accuracy.md
+# by benchmarks/accuracy.md
+CHANGES = {
+    kind: f"changes latents: those of the demo by {percent} % of their norm"
+    for kind, percent in {WeightType.int8: 4.7, WeightType.int4: 31.5}.items()
+}
 
 Typed = Callable[[Alternative], str]
 
@@ -65,7 +70,7 @@ def _chosen(request: Request, profile: Plan, plan: Plan) -> str:
     """A sentence on a plan that takes the place of the profile's, which does not fit."""
     taken = [f"devices {plan.sharding.text}"] if plan.sharding.text != profile.sharding.text else []
     if plan.spec.weights != profile.spec.weights:
-        taken.append(f"{spelling.typed('weights', plan.spec.weights)}, which {INT8_CHANGES}")
+        taken.append(f"{spelling.typed('weights', plan.spec.weights)}, which {CHANGES[plan.spec.weights]}")
     needed, has = (quantity(int(size)) for size in (_peak(request, profile), available_memory(profile).limit))
     name = profile.spec.sharding.profile
     return f"the profile {name} takes about {needed} of a device that has {has}; chosen: {'; '.join(taken)}"
@@ -146,10 +151,12 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
     """Hints: the nearest request that fits; also devices that suffice, if it has another model or nothing fits."""
     nearest, larger = search.nearest(), _larger_slice(search)
     hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
+    if nearest and nearest.values.get("weights") is WeightType.int4:
+        hints[0] += f", which {CHANGES[WeightType.int4]}"
     if nearest and nearest.standalone:
         hints.append(f"or the demo: {typed(nearest)}")
-    if nearest and (narrow := search.in_eight_bits(nearest)):
-        hints.append(f"or with fewer bytes to copy: {typed(narrow)}, which {INT8_CHANGES}")
+    for narrow in search.with_fewer_bytes_to_copy(nearest) if nearest else ():
+        hints.append(f"or with fewer bytes to copy: {typed(narrow)}, which {CHANGES[narrow.values['weights']]}")
     return [*hints, f"or more chips: {typed(larger)}"] if larger else hints
 
 

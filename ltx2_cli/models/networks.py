@@ -40,9 +40,10 @@ READERS: dict[str, Callable[[Config, str], Any]] = {
     "vocoder": vocoder_arch,
     "scheduler": partial(read_arch, SchedulerArch),
 }
-EIGHT_BIT_MATRICES = {
+MATRIX_TYPES = {
     WeightType.int8: MatrixType(np.dtype(np.int8)),
     WeightType.fp8: MatrixType(np.dtype(ml_dtypes.float8_e4m3fn)),
+    WeightType.int4: MatrixType(np.dtype(ml_dtypes.int4), group_size=256),
 }
 # builds each abstract network of an `Arch` from its description
 BUILDERS: dict[str, Callable[[Scope, Any], nnx.Module]] = {
@@ -109,7 +110,7 @@ class Checkpoint:
             if dtype is DType.float32:  # the reference for others
                 return None
             if spec.weights is not WeightType.auto:
-                return EIGHT_BIT_MATRICES.get(spec.weights)
+                return MATRIX_TYPES.get(spec.weights)
             return self.files[network].matrix_type if network in self.files else None
 
         text_encoder, connectors = of("text_encoder", spec.text_encoder_dtype), of("connectors", spec.dtype)

@@ -11,7 +11,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
-from ltx2_cli.models.networks import EIGHT_BIT_MATRICES, Checkpoint, Networks
+from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
@@ -29,7 +29,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.windows import fewest_windows
 from ltx2_cli.request.profiles import recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
-from ltx2_cli.request.spec import NO_GUIDANCE, RunSpec, WeightType
+from ltx2_cli.request.spec import EIGHT_BITS, NO_GUIDANCE, RunSpec, WeightType
 from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.request.validation import spec_problems
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
@@ -154,9 +154,10 @@ def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stag
 def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:
     known = chip(stages[0].sharding.mesh.devices.flat[0].device_kind) if stages else None
     if known and kind and kind.rounds_input and known.rate(kind.name) == known.flops:
-        better = [typed("weights", name) for name in EIGHT_BIT_MATRICES if known.rate(name) > known.flops]
+        better = [typed("weights", name) for name in EIGHT_BITS if known.rate(name) > known.flops]
         better.append(typed("compute", "weights"))
-        yield f"a {known.name} emulates products of {kind.name}, slower than those of bfloat16: {', or '.join(better)}"
+        slow = f"emulates products of {kind.of_inputs.name}, slower than those of bfloat16"
+        yield f"a {known.name} {slow}: {', or '.join(better)}"
 
 
 def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:

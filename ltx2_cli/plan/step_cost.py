@@ -16,7 +16,7 @@ from ltx2_cli.models.arch import TransformerArch
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.parallel.links import seconds_per_byte
 from ltx2_cli.parallel.mesh import ShardingPlan
-from ltx2_cli.request.spec import ComputeType, Offload, RunSpec, WeightType
+from ltx2_cli.request.spec import EIGHT_BITS, ComputeType, Offload, RunSpec, WeightType
 from ltx2_cli.units import FLOAT32_BYTES, Interval
 from ltx2_cli.weights.declare import Scope, Weight, weights
 
@@ -217,7 +217,7 @@ def step_of(spec: RunSpec, arch: TransformerArch, geometry: Geometry, passes: tu
     tokens = TokenCounts(geometry.video_tokens, geometry.audio_frames, spec.max_sequence_length, texts)
     branch = min(spec.stg_blocks or (0,)) if spec.scan_layers else 0
     itemsize = spec.dtype.itemsize
-    types = (WeightType.int8, WeightType.fp8) if spec.weights is WeightType.auto else (spec.weights,)
+    types = EIGHT_BITS if spec.weights is WeightType.auto else (spec.weights,)
     return Step(arch, tokens, passes, branch, spec.num_videos, contexts, itemsize, spec.compute, types)
 
 

@@ -38,10 +38,14 @@ class WeightType(StrEnum):
     bfloat16 = "bfloat16"
     int8 = "int8"
     fp8 = "fp8"
+    int4 = "int4"
+
+
+EIGHT_BITS = WeightType.int8, WeightType.fp8
 
 
 class ComputeType(StrEnum):
-    """How the denoiser multiplies with matrices in eight bits: in its data type, or in eight bits too (`full`); `auto`:
+    """How the denoiser multiplies with quantised matrices: in its data type, or in eight bits (`full`); `auto`:
     full where the devices' published rate is above that of bfloat16."""
 
     auto = "auto"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from ltx2_cli.weights.quantized_matrix import QuantizedMatrix, abstract_matrix
+from ltx2_cli.weights.quantized_matrix import INT4, QuantizedMatrix, abstract_matrix
 from ltx2_cli.weights.tensors import MatrixType
 
 M = TypeVar("M", bound=nnx.Module)
@@ -25,10 +25,10 @@ TRANSPOSED_CONV = "transposed_conv"  # disk (in, out, *window) -> ours (*window,
 
 
 class Weight(nnx.Param[Any]):
-    """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded; a matrix
-    in eight bits is a `QuantizedMatrix` of them. Metadata: `source`, the checkpoint's name with `*` for the layer of a
-    stack; `axes`, a logical name or None for each dimension; `layout`, one of the layouts above; `layers`, the numbers
-    of the layers on the leading stacked axis, none without one."""
+    """A parameter with its declaration. Its value is a `jax.ShapeDtypeStruct`, and a `jax.Array` once loaded; a
+    quantised matrix is a `QuantizedMatrix` of them. Metadata: `source`, the checkpoint's name with `*` for the layer of
+    a stack; `axes`, a logical name or None for each dimension; `layout`, one of the layouts above; `layers`, the
+    numbers of the layers on the leading stacked axis, none without one."""
 
     source: str
     axes: Axes
@@ -98,15 +98,16 @@ class Scope:
         return Weight(value, source=(self / name).path, axes=axes, layout=layout, layers=self.layers)
 
     def matrix(self, name: str, shape: Shape, axes: Axes) -> Weight:
-        """Declare a matrix (out, in), in eight bits where the scope says so."""
+        """Declare a matrix (out, in), in eight or four bits where the scope says so; one of an odd number of rows is
+        not packed in pairs of them, and stays wide."""
         weight = self.weight(name, shape, axes)
-        if self.matrices is None:
+        if self.matrices is None or (self.matrices.dtype == INT4 and shape[0] % 2):
             return weight
         return weight.with_value(abstract_matrix(weight.shape, self.matrices))
 
     @property
     def unquantized(self) -> "Scope":
-        """The scope whose matrices are not in eight bits."""
+        """The scope whose matrices are not quantised."""
         return replace(self, matrices=None)
 
 

@@ -25,16 +25,21 @@ NUMPY_DTYPES: dict[str, Any] = DTYPES | {"I8": np.int8}  # others are bytes
 
 
 class MatrixType(NamedTuple):
-    """A type of matrices in eight bits."""
+    """A type of matrices in eight or four bits."""
 
-    dtype: np.dtype  # int8 or float8_e4m3fn
+    dtype: np.dtype  # int8, float8_e4m3fn or int4
     group_size: int = 0  # input channels that ConvRot rotates together, a power of 4; 0: none
-    rounds_input: bool = False  # whether products round the input to `dtype` too, with a scale for each token
+    rounds_input: bool = False  # whether products round the input to eight bits, with a scale for each token
 
     @property
     def name(self) -> str:
-        """`int8` or `fp8`."""
+        """`int8`, `fp8` or `int4`."""
         return "fp8" if self.dtype == ml_dtypes.float8_e4m3fn else self.dtype.name
+
+    @property
+    def of_inputs(self) -> "MatrixType":
+        """The type of rounded inputs, and of products: int8 for int4."""
+        return self._replace(dtype=np.dtype(np.int8)) if self.dtype == ml_dtypes.int4 else self
 
     def __str__(self) -> str:
         rotated = f" with ConvRot in groups of {self.group_size}" if self.group_size else ""

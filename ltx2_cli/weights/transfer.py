@@ -73,7 +73,7 @@ class Transfer:
     lora: tuple[int, np.dtype] | None  # rank and type of LoRA factors that are sent too
     stack: Shape | None  # shape of the weight if the array is some of its layers
 
-    matrix: MatrixType | None  # of a matrix in eight bits
+    matrix: MatrixType | None  # of a quantised matrix
     kept: bool  # whether that is what is sent, with a scale for each row
 
     @property
@@ -114,7 +114,7 @@ def chunks(
     weight: Weight, files: TensorFiles, place: Placement, lora_deltas: LoraDeltas, chunk_bytes: int | None
 ) -> Iterator[Chunk]:
     """Split a weight into chunks: as many layers as fit into `chunk_bytes` and divide the stack evenly. A layer with a
-    scale or a LoRA delta, or in eight bits, is a chunk of its own. `chunk_bytes` None, for devices that compute in the
+    scale or a LoRA delta, or quantised, is a chunk of its own. `chunk_bytes` None, for devices that compute in the
     host's memory: one chunk, cast by the host. The host also casts small weights and decoded ones."""
     value, tensors, stacked = weight.get_value(), tuple(weight.tensors()), bool(weight.layers)
     matrix = value.type if isinstance(value, QuantizedMatrix) else None
@@ -184,7 +184,7 @@ def _add(wide: jax.Array, factors: LoraFactors, order: tuple[int, ...], place: P
 def compile_transfer(transfer: Transfer) -> tuple[jax.stages.Compiled | None, jax.stages.Compiled]:
     """Two programs for a transfer that is not direct: () -> the empty stack, or None without a stack; and (stack or
     None, array, scale or None, factors or None, first layer) -> the weight, in the stack's memory. A matrix is rounded
-    to eight bits in the parts that are sent, before they are gathered."""
+    to its type in the parts that are sent, before they are gathered."""
     place, order = transfer.place, transfer.order
 
     def finish(stack: Any, array: jax.Array, scale: Any, factors: LoraFactors | None, first: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""Runs whose matrices are in eight bits."""
+"""Runs whose matrices are in eight or four bits."""
 
 import json
 import re
@@ -26,8 +26,9 @@ CASE = ALL_ON._replace(size=Size(9, 128, 128, 24.0))
 CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
 LINEAR = re.compile(r"transformer_blocks\..*(to_[qkv]|to_out\.0|proj|net\.2)\.weight")
 LENGTH = ["--set", f"max_sequence_length={TEXT_TOKENS}"]
-# Of the latents' norm. Four seeds differed by 0.028 to 0.036, 0.042 to 0.048, 0.048 to 0.068 and 0.104 to 0.129.
-MOST = {"int8": 0.05, "int8 full": 0.06, "fp8": 0.09, "fp8 full": 0.14}
+# Of the latents' norm. Four seeds differed by 0.028 to 0.036, 0.042 to 0.048, 0.048 to 0.068, 0.104 to 0.129, 0.169 to
+# 0.245 and 0.171 to 0.246.
+MOST = {"int8": 0.05, "int8 full": 0.06, "fp8": 0.09, "fp8 full": 0.14, "int4": 0.28, "int4 full": 0.28}
 
 
 @pytest.mark.slow

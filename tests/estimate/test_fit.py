@@ -13,7 +13,7 @@ from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.alternatives import PROGRAM_FRACTION as MOST_OF_A_GPU
 from ltx2_cli.estimate.alternatives import Alternative, Request, available_memory
-from ltx2_cli.estimate.fit import INT8_CHANGES, check_fit
+from ltx2_cli.estimate.fit import CHANGES, check_fit
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.request.validation import validate
@@ -108,10 +108,7 @@ def check_choice(request: Request, expected: str) -> Request:
         assert (plan.spec.weights, f"chosen: devices {plan.sharding.text}" in warning) == ("auto", True)
     else:
         assert (plan.spec.weights, plan.sharding.text) == ("int8", "one device")
-        measured = Path("benchmarks/accuracy.md").read_text()
-        assert f"chosen: --weights int8, which {INT8_CHANGES}" in warning
-        percent = re.search(r"([0-9.]+) %", INT8_CHANGES)[1]
-        assert re.search(rf"^\| int8 \| weights \|.* {float(percent) / 100:.3f}, ", measured, re.MULTILINE)
+        assert f"chosen: --weights int8, which {CHANGES['int8']}" in warning
     return replace(request, spec=replace(request.spec, sharding=profile))
 
 
@@ -155,32 +152,47 @@ def test_as_little_as_has_to_moves_to_the_host(devices: tuple[DescribedDevice, .
 
 
 @pytest.mark.parametrize(
-    ("devices", "nearest"),
+    ("devices", "nearest", "resident"),
     [
-        (gpu(24), "--set weights=int8 --set offload=feed_forward"),
-        (DEVICES["v5e-1"], "--set weights=int8 --set offload=feed_forward"),
-        (gpu(16), "--set weights=int8 --set offload=layers"),
+        (gpu(24), "--set weights=int8 --set offload=feed_forward", "--set weights=int4"),
+        (DEVICES["v5e-1"], "--set weights=int8 --set offload=feed_forward", "--set weights=int4"),
+        (gpu(16), "--set weights=int8 --set offload=layers", f"{MOST} --set weights=int4"),
+        (gpu(12), "--set weights=int8 --set offload=layers", ""),
     ],
 )
-def test_int8_is_named_beside_wide_layers_on_the_host(devices: tuple[DescribedDevice, ...], nearest: str) -> None:
+def test_narrow_matrices_are_named_beside_layers_on_the_host(
+    devices: tuple[DescribedDevice, ...], nearest: str, resident: str
+) -> None:
+    """Then int4 without layers there, where it fits."""
     error, suggested = refusal(ask(devices, model="ltx2.3"))
     assert suggested is not None
     assert suggested.options == {"offload": "layers"}
-    assert f"\nor with fewer bytes to copy: {nearest}, which {INT8_CHANGES}" in error.hint
+    hints = [f"or with fewer bytes to copy: {nearest}, which {CHANGES['int8']}"]
+    if resident:
+        hints.append(f"or with fewer bytes to copy: {resident}, which {CHANGES['int4']}")
+    assert error.hint.splitlines()[1:] == hints
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_narrow_matrices_change_was_measured(kind: str) -> None:
+    measured = Path("benchmarks/accuracy.md").read_text()
+    percent = re.search(r"([0-9.]+) %", CHANGES[kind])[1]
+    assert re.search(rf"^\| {kind} \| weights \|.* {float(percent) / 100:.3f}, ", measured, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("devices", "has", "nearest"),
     [
         (gpu(24), "14.6 GB", {"offload": Offload.feed_forward}),
-        (tpus("TPU v5 lite", 4), "3.7 GB", {"model": DEMO}),
+        (gpu(12), "14.6 GB", {"weights": "int4"}),
+        (tpus("TPU v5 lite", 4), "3.7 GB", {"weights": "int4", "offload": Offload.none}),
     ],
 )
 def test_layers_that_the_host_has_no_memory_for_are_refused(
     devices: tuple[DescribedDevice, ...], has: str, nearest: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """85 % of 16 GiB, which the devices of a host share; not of the host of devices elsewhere. Feed-forwards alone take
-    less than half of it."""
+    less than half of it, and all layers in four bits about as much."""
     request = ask(devices, model="ltx2.3", offload="layers", weights="int8", sharding={"mesh": {}, "profile": "gpu"})
     check_fit(request, request.plan(), str)
     monkeypatch.setattr(jax, "local_devices", lambda: list(devices))

@@ -114,6 +114,16 @@ def test_layers_of_the_host_are_few_on_a_device(
 
 
 @pytest.mark.parametrize(
+    ("devices", "phase", "compiled"), [(V5E, DENOISE, 3.8), (RTX4090, ENCODE, 2.1), (RTX4090, DENOISE, 2.0)]
+)
+def test_a_layer_in_four_bits_is_unpacked(devices: tuple, phase: str, compiled: float) -> None:
+    """GB beside the weights as above, of LTX-2.3."""
+    plan = planned(devices, model="ltx2.3", weights="int4", compute="full")
+    weights = phase_memory(plan, [phase])[phase].weights / 1e9
+    assert 0.98 < (weights + activation_bytes(plan, phase) / 1e9) / (weights + compiled) < 1.05
+
+
+@pytest.mark.parametrize(
     ("devices", "model", "figures"),
     [
         (TPU7X, "ltx2", {41: 0.706, 121: 1.64, 241: 3.158}),

@@ -26,7 +26,9 @@ from ltx2_cli.weights.tensors import MatrixType
 LAYERS, TOKENS, WIDTH = 6, 2048, 1024
 OPERATION = re.compile(r" = .*? ([a-z-]+)\(")
 ENDS = "start", "done"
-INT8 = MatrixType(np.dtype(jnp.int8))
+INT8, INT4 = MatrixType(np.dtype(jnp.int8)), MatrixType(np.dtype(jnp.int4), group_size=256)
+NUMBERS = 2 * 4 * WIDTH**2  # of a layer
+BYTES = {None: 2, INT8: 1, INT4: 0.5}  # of a number
 
 
 def loops(text: str) -> list[list[tuple[str, str]]]:
@@ -53,7 +55,7 @@ def compiled_steps(device: str, matrices: MatrixType | None, input_major: bool) 
     x = jax.ShapeDtypeStruct((1, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=plan.replicated)
     compiled = jitted(steps, plan.replicated, plan).lower(network, x, count).compile()
-    return compiled, 2 * 4 * WIDTH**2 * (1 if matrices else 2)
+    return compiled, round(NUMBERS * BYTES[matrices])
 
 
 @needs_libtpu
@@ -73,12 +75,23 @@ def test_layers_arrive_beside_products(matrices: MatrixType | None) -> None:
     assert starts[-1] < products[2] < ends[1]
 
 
+@needs_libtpu
+def test_layers_in_four_bits_arrive_in_slices() -> None:
+    """They are packed until they are used. One of two layers waits for its copy."""
+    compiled, layer = compiled_steps("v6e:1x1", INT4, input_major=True)
+    text = compiled.as_text() or ""
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * layer + NUMBERS / 2
+    assert not re.search(rf"copy(-start)?\(\S*{LAYERS},({WIDTH // 2}|{2 * WIDTH}),", text)
+    assert [kind for kind, _ in loops(text)[0]].count("dynamic-slice-start") == 4
+
+
 @needs_cuda
-def test_layers_arrive_at_a_gpu_beside_products() -> None:
-    compiled, layer = compiled_steps("rtx4090", INT8, input_major=False)
+@pytest.mark.parametrize("matrices", [INT8, INT4], ids=["int8", "int4"])
+def test_layers_arrive_at_a_gpu_beside_products(matrices: MatrixType) -> None:
+    compiled, layer = compiled_steps("rtx4090", matrices, input_major=False)
     memory = compiled.memory_analysis()
     assert memory is not None
-    assert (memory.host_argument_size_in_bytes, memory.argument_size_in_bytes < layer) == (LAYERS * layer, True)
+    assert (memory.host_argument_size_in_bytes, memory.argument_size_in_bytes < NUMBERS) == (LAYERS * layer, True)
     text = compiled.as_text() or ""
     turns = [body for body in computations(text)[0].values() if "cublas" in body and "fusion-start(" in body]
     (turn,) = [turn.splitlines() for turn in turns]
@@ -87,7 +100,7 @@ def test_layers_arrive_at_a_gpu_beside_products() -> None:
     copies = [
         (starts[found[1]], at) for at, line in enumerate(turn) if (found := re.search(r"fusion-done\(%(\S+)\)", line))
     ]
-    assert len(copies) == len(products) == 4
+    assert (len(copies), len(products)) == (4, 8 if matrices is INT4 else 4)  # inputs are rotated by a product too
     assert all(any(start < at < end for at in products) for start, end in copies)
 
 

@@ -102,6 +102,8 @@ def test_a_mesh_may_split_one_side_of_a_slice() -> None:
         ("v6e:2x4", "fp8", "weights"),
         ("tpu7x:2x2x1", "fp8", "full"),
         ("tpu7x:2x2x1", "int8", "weights"),
+        ("v6e:2x4", "int4", "full"),
+        ("tpu7x:2x2x1", "int4", "weights"),
         ("v6e:2x4", "auto", "weights"),
     ],
 )

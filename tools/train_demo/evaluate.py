@@ -44,9 +44,9 @@ VARIANTS: dict[str, Mapping[str, object]] = {
     "two stages": {"recipe": "two_stage"},
     SHORT: {},
 }
-EIGHT_BITS = {  # their figures are in docs/devices.md
+NARROW = {  # their figures are in docs/devices.md
     f"{weights} {compute}": {**HALF, "weights": weights, "compute": compute}
-    for weights in ("int8", "fp8")
+    for weights in ("int8", "fp8", "int4")
     for compute in ("weights", "full")
 }
 OPTIONS: dict[str, Mapping[str, object]] = {
@@ -105,7 +105,7 @@ def main(
     checkpoint: Annotated[str, typer.Option(help="Its folder.")] = EMBEDDED,
     variants: Annotated[
         str,
-        typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *EIGHT_BITS, *OPTIONS, *ELSEWHERE, *GIVEN, *SEGMENTS])}."),
+        typer.Option(help=f"Some of: {'; '.join([*VARIANTS, *NARROW, *OPTIONS, *ELSEWHERE, *GIVEN, *SEGMENTS])}."),
     ] = "; ".join(VARIANTS),
 ) -> None:
     """Print a line of JSON of the autoencoders and the files, and one a variant; clip i is made from seed i."""
@@ -121,7 +121,7 @@ def shown_of(name: str, count: int, checkpoint: str) -> dict[str, float]:
     """Of so many clips that are asked for in this way the share that shows each attribute of its prompt, and how wide
     edges are."""
     scenes, captions = zip(*(held_out_briefly if SHORT in name else held_out)(count), strict=True)
-    request = {"checkpoint": checkpoint, **(VARIANTS | EIGHT_BITS | OPTIONS | ELSEWHERE)[name]}
+    request = {"checkpoint": checkpoint, **(VARIANTS | NARROW | OPTIONS | ELSEWHERE)[name]}
     asked = [(caption.text, seed) for seed, caption in enumerate(captions)]
     seen, changes = zip(*((each, changes_of(media.frames)) for each, media in filmed(asked, request)), strict=True)
     _, *later = planned(*asked[0], request).stages[0].windows
