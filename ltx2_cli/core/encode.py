@@ -98,6 +98,7 @@ def _encoder_program(plan: Plan) -> Program:
 
 def _encoder_facts(plan: Plan) -> Iterator[object]:
     yield replace(plan.arch.text_encoder, where="")
+    yield plan.checkpoint.matrices(plan.spec).text_encoder  # rotations are in the program, not in its arguments' shapes
     yield plan.sharding.mesh.devices.flat[0].client.platform_version
 
 

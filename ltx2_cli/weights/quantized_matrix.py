@@ -41,8 +41,10 @@ class QuantizedMatrix:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the matrix or stack."""
-        *layers, rows, columns = self.values.shape
-        return *layers, rows * (2 if self.packed_rows else 1), columns
+        if not self.packed_rows:
+            return self.values.shape
+        *layers, half, columns = self.values.shape
+        return *layers, 2 * half, columns
 
     @property
     def dtype(self) -> np.dtype:
@@ -133,12 +135,10 @@ def abstract_matrix(shape: tuple[int, ...], kind: MatrixType) -> QuantizedMatrix
     type, that divide the input's."""
     kind = kind._replace(group_size=kind.group_size and gcd(kind.group_size, _power_of_four(shape[-1])))
     *layers, out, columns = shape
-    rows = packed_rows(out) if kind.dtype == INT4 else 0
-    scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
-    if rows:
-        values = jax.ShapeDtypeStruct((*layers, out // 2, columns), jnp.int8)
-    else:
-        values = jax.ShapeDtypeStruct(shape, kind.dtype)
+    rows, scale = 0, jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
+    values = jax.ShapeDtypeStruct(shape, kind.dtype)
+    if kind.dtype == INT4:
+        rows, values = packed_rows(out), jax.ShapeDtypeStruct((*layers, out // 2, columns), jnp.int8)
     return QuantizedMatrix(values, scale, kind.group_size, kind.rounds_input, rows)
 
 

@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from clips import ALL_ON, TEXT_TOKENS, Checkpoint, Size, plan_of
 from kitchen import quantised_file
 from ltx2_cli import chips
 from ltx2_cli.core.components import Components
+from ltx2_cli.core.exported import ExportedFunction
 from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import programs
 from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.plan.inputs import STAGE2_DENOISER
 from ltx2_cli.weights.declare import weights
@@ -154,3 +158,35 @@ def test_eight_bits_are_chosen_where_wider_matrices_do_not_fit(
         assert (code, "chosen: --weights int8, which changes latents" in said) == (0, warned)
     latents = [load_file(tmp_path / held)["video"] for held in ("int8", "left open")]
     np.testing.assert_array_equal(*latents)
+
+
+@pytest.fixture
+def kept_programs(tmp_path: Path) -> Iterator[None]:
+    """Programs are kept, as by default."""
+    before = {key: getattr(jax.config, key) for key in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")}
+    for key, value in zip(before, (True, str(tmp_path / "programs")), strict=True):
+        jax.config.update(key, value)
+    yield
+    for key, value in before.items():
+        jax.config.update(key, value)
+
+
+def test_rotated_matrices_of_a_text_encoder_have_a_program_of_their_own(
+    checkpoint: Checkpoint, tmp_path: Path, kept_programs: None
+) -> None:
+    """Their shapes are those of matrices that are not rotated, whose program is kept under another name."""
+    kept = []
+    for form in ("int8_rows", "convrot_16"):
+        folder = tmp_path / form
+        shutil.copytree(checkpoint.folder, folder)
+        (file,) = (folder / "text_encoder").glob("*.safetensors")
+        tensors = load_file(file)
+        layers = [name for name in tensors if re.search(r"^(?!.*vision).*layers\..*_proj\.weight$", name)]
+        stored, metadata, _ = quantised_file(tensors, dict.fromkeys(layers, form), in_metadata=True)
+        save_file(stored, file, metadata)
+        plan = plan_of(checkpoint._replace(folder=folder), CASE, 5, dtype="bfloat16", text_encoder_dtype="bfloat16")
+        (encoder,) = (program for program in programs(plan) if program.name == "text encoder")
+        assert isinstance(encoder.function, ExportedFunction)
+        kept.append(([*map(str, jax.tree.leaves(encoder.arguments()))], encoder.function.path))
+    assert kept[0][0] == kept[1][0]
+    assert kept[0][1] != kept[1][1]
