@@ -147,10 +147,10 @@ def test_accuracy_is_that_of_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accuracy.error(other.latents.video, whole.latents.video) > 0.5
 
 
-def test_every_way_of_eight_bits_has_its_accuracy() -> None:
+def test_every_narrow_type_has_its_accuracy() -> None:
     """And the figures are those of the script's own columns: a row with fewer would be of an earlier one."""
     lines = accuracy.RESULTS.read_text().splitlines()
     assert accuracy.HEADER.splitlines() == lines[: len(accuracy.HEADER.splitlines())]
-    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| int8", "| fp8"))]
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| int8", "| fp8", "| int4"))]
     assert [" | ".join(row[:2]) for row in rows] == list(accuracy.WAYS)
     assert {len(row) for row in rows} == {7}

@@ -225,7 +225,8 @@ class Suggestions:
     def in_four_bits(self) -> Iterator[Alternative]:
         """Alternatives for the same clip with matrices of int4, the smallest changes first."""
         spec = self.plan.spec
-        if spec.weights is not WeightType.int4:
+        # Not on a CPU: a clip takes hours, and by XLA up to a fifth more memory than is estimated.
+        if spec.weights is not WeightType.int4 and self.plan.sharding.mesh.devices.flat[0].platform != "cpu":
             for start, kind in product(self.starts, Offload if spec.scan_layers else (spec.offload,)):
                 four_bits = start.also(setting(weights=WeightType.int4))
                 yield four_bits if kind is spec.offload else four_bits.also(setting(offload=kind))

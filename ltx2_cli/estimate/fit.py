@@ -152,7 +152,7 @@ def _hints(search: Suggestions, typed: Typed) -> list[str]:
     nearest, larger = search.nearest(), _larger_slice(search)
     hints = [_sufficient(search)] if nearest is None or nearest.standalone else [typed(nearest)]
     if nearest and nearest.values.get("weights") is WeightType.int4:
-        hints[0] += f", which {CHANGES[WeightType.int4]}"
+        hints.append(f"int4 {CHANGES[WeightType.int4]}")
     if nearest and nearest.standalone:
         hints.append(f"or the demo: {typed(nearest)}")
     for narrow in search.with_fewer_bytes_to_copy(nearest) if nearest else ():

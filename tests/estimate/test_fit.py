@@ -200,6 +200,7 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
     sentence = rf"--offload layers takes 18\.\d GB of this machine's memory for a device; it has {has} for each"
     assert re.search(sentence, str(error))
     assert suggested.options == nearest
+    assert (f"\nint4 {CHANGES['int4']}" in error.hint) == ("weights" in nearest)
     memory = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 8 * memory(name) if name == "SC_PHYS_PAGES" else memory(name))
     check_fit(request, request.plan(), str)
