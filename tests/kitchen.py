@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from comfy_kitchen.backends.eager import convrot_w4a4 as w4a4
 from comfy_kitchen.backends.eager import quantization as kitchen
 from comfy_kitchen.tensor.int8_utils import _build_hadamard, _rotate_weight
 
@@ -67,11 +68,28 @@ def nvfp4(weight: torch.Tensor) -> Quantised:
     return Quantised(tensors, {"format": "nvfp4", "full_precision_matrix_mult": True}, numbers.numpy())
 
 
+unpacked = w4a4.prepare_int4_weight_for_int8_linear  # two of four bits in a byte, to int8
+
+
+def convrot_w4a4(group: int) -> Callable[[torch.Tensor], Quantised]:
+    def quantise(weight: torch.Tensor) -> Quantised:
+        codes, scale = w4a4.quantize_convrot_w4a4_weight(weight, group)
+        integers = unpacked(codes)
+        numbers = _rotate_weight(integers.double() * scale.double()[:, None], _build_hadamard(group).double(), group)
+        near = w4a4.dequantize_convrot_w4a4_weight(codes, scale, group)
+        torch.testing.assert_close(numbers.float(), near, rtol=0, atol=float(2**-20 * near.abs().max()))
+        fields = {"convrot_groupsize": group, "quant_group_size": 64, "linear_dtype": "int4"}
+        return Quantised({"": codes, "_scale": scale}, {"format": "convrot_w4a4", **fields}, numbers.float().numpy())
+
+    return quantise
+
+
 FORMATS: dict[str, Callable[[torch.Tensor], Quantised]] = {
     "fp8": fp8,
     "int8": int8,
     "int8_rows": int8_rows,
     **{f"convrot_{group}": convrot(group) for group in (16, 64, 256)},
+    **{f"convrot_w4a4_{group}": convrot_w4a4(group) for group in (16, 64)},
     "mxfp8": mxfp8,
     "nvfp4": nvfp4,
 }

@@ -16,7 +16,7 @@ from ltx2_cli.plan.decoding import bytes_left_after
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.step_cost import text_bytes
-from ltx2_cli.request.spec import AttentionBackend, Streams, WeightType
+from ltx2_cli.request.spec import AttentionBackend, Streams
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import kinds, weights
 from ltx2_cli.weights.quantized_matrix import INT4, Place, bytes_on_device, bytes_on_host, placed
@@ -96,14 +96,14 @@ def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HER
     outside the layers."""
     arrived = turns_here * host_bytes(plan, name) // layers
     on_cpu = plan.sharding.mesh.devices.flat[0].platform == "cpu"
-    if not on_cpu and plan.spec.weights is not WeightType.int4:
-        return arrived
     place, layer, largest = placement(plan, name), 0, 0
     for alike in kinds(plan.network(name)):
         value = alike[0].get_value()
+        if not on_cpu and value.dtype != INT4:
+            continue
         matrix = max(jax.tree.leaves(placed(value, place(alike[0]))), key=attrgetter("size"))
         size = (FLOAT32_BYTES if on_cpu else 1) * math.prod(matrix.sharding.shard_shape(value.shape))
-        if matrix.ndim > 1 and (matrix.dtype.itemsize < FLOAT32_BYTES if on_cpu else value.dtype == INT4):
+        if matrix.ndim > 1 and matrix.dtype.itemsize < FLOAT32_BYTES:
             if alike[0].layers:
                 layer += len(alike) * size // layers
             else:

@@ -32,7 +32,7 @@ class DType(StrEnum):
 
 
 class WeightType(StrEnum):
-    """A type in which matrices are held; `auto`: eight bits as in the files, else the data type of their network."""
+    """A type in which matrices are held; `auto`: few bits as in the files, else the data type of their network."""
 
     auto = "auto"
     bfloat16 = "bfloat16"

@@ -116,9 +116,9 @@ class TensorFiles(dict[str, Tensor]):
 
     @cached_property
     def codes(self) -> Self:
-        """The tensors as they are stored: codes without their encodings and scales."""
+        """The tensors as they are stored: codes without their scales and rotations, each a number or two."""
         stored = copy(self)
-        stored.update({name: replace(tensor, encoding=None, scale=None) for name, tensor in self.items()})
+        stored.update({name: replace(tensor, encoding=tensor.codes, scale=None) for name, tensor in self.items()})
         return stored
 
     @property

@@ -23,7 +23,7 @@ SCALE, SCALE_2 = "_scale", "_scale_2"  # after a weight's name
 DENOISER_PREFIX = "model.diffusion_model."  # of its tensors in a file with all networks; others may lack it
 CODES = {*FP8_DTYPES, "I8", "U8"}  # types of quantised weights
 FP8 = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # formats that are numbers times one scale: their types
-INT8, MXFP8, NVFP4 = "int8_tensorwise", "mxfp8", "nvfp4"
+INT8, MXFP8, NVFP4, W4A4 = "int8_tensorwise", "mxfp8", "nvfp4", "convrot_w4a4"
 GROUP_SIZE = 256  # of ConvRot where a marker has none
 TILE = 128, 4  # rows and columns of swizzled scales that are stored together
 
@@ -41,7 +41,9 @@ MATRIX_FORMATS = {
     INT8: Format("I8", 1, 1, FLOATS),
     MXFP8: Format("F8_E4M3", 32, 32, ("U8", "F8_E8M0")),
     NVFP4: Format("U8", 16, 8, ("F8_E4M3",)),
+    W4A4: Format("I8", 2, 1, FLOATS),
 }
+BY_ROW = INT8, W4A4  # formats of integers with a scale for each row, which may be rotated
 KNOWN_FORMATS = ", ".join((*FP8, *MATRIX_FORMATS))
 # Headings of problems
 DAMAGED = "with a marker that is no JSON object with a format"
@@ -104,7 +106,8 @@ def _markings(
         try:
             fields = json.loads(text) if isinstance(text, str | bytes) else text
             fields = {**fields, **fields.get("params", {})}
-            rotated, form = fields.get("convrot"), fields["format"]
+            form = fields["format"]
+            rotated = fields.get("convrot") or form == W4A4
             if not isinstance(form, str):
                 raise TypeError(form)
             marking = Marking(form, int(fields.get("convrot_groupsize", GROUP_SIZE)) if rotated else 0)
@@ -145,7 +148,7 @@ def _quantized(name: str, markings: Collection[Marking], tensors: Mapping[str, T
         raise _RefusedError(NO_MARKER, f"{name} is {tensor.dtype}")
     marking = next(iter(markings)) if markings else Marking(str(unmarked))
     known, rotated = FP8.keys() | MATRIX_FORMATS.keys(), marking.group_size
-    if marking.format not in known or (rotated and (marking.format != INT8 or not _is_power_of_4(rotated))):
+    if marking.format not in known or (rotated and (marking.format not in BY_ROW or not _is_power_of_4(rotated))):
         raise _RefusedError(UNSUPPORTED, f"{name} is {marking}")
     dtype = FP8[marking.format] if marking.format in FP8 else MATRIX_FORMATS[marking.format].dtype
     if tensor.dtype != dtype or (marking.format in MATRIX_FORMATS and len(tensor.shape) != 2):
@@ -160,18 +163,18 @@ def _quantized(name: str, markings: Collection[Marking], tensors: Mapping[str, T
 def _encoded(name: str, marking: Marking, tensors: Mapping[str, Tensor]) -> Tensor:
     """A weight in one of `MATRIX_FORMATS` with its encoding and the shape of its numbers. Raises `_RefusedError`."""
     form, (rows, width) = MATRIX_FORMATS[marking.format], tensors[name].shape
-    columns = width // form.block_bytes * form.block if marking.format == NVFP4 else width
+    columns = width // form.block_bytes * form.block
     block = marking.group_size or form.block
     if columns % block or width % form.block_bytes:
         raise _RefusedError(UNEVEN_WIDTH, f"{name} has {width} columns, {marking}")
-    if marking.format == INT8:
+    if marking.format in BY_ROW:
         shapes = [*_single_shapes(), (rows,), (rows, 1)]
     else:
         shapes = [(_round_up(rows, TILE[0]), _round_up(columns // block, TILE[1]))]
     encoding = Encoding(
         marking.format,
         block,
-        marking.group_size or form.block_bytes,
+        block // form.block * form.block_bytes,
         _scale(name + SCALE, tensors, form.scale_dtypes, shapes),
         _scale(name + SCALE_2, tensors, FLOATS, _single_shapes()) if marking.format == NVFP4 else None,
         marking.group_size,
@@ -216,6 +219,8 @@ def decode_quantized(name: str, tensor: Tensor, rows: range, blocks: range, code
     `RunError` for a scale that is not finite."""
     encoding = tensor.encoding
     assert encoding is not None
+    if encoding.format == W4A4 and encoding.scale is None:
+        return halves(codes)
     if encoding.scale is None:
         return decode_gguf(encoding.format, codes)
     numbers, scales = _numbers(encoding, codes), _scales(encoding, rows, blocks)
@@ -232,7 +237,13 @@ def _numbers(encoding: Encoding, codes: np.ndarray) -> np.ndarray:
         return _fp4_pairs()[codes]
     if encoding.format == MXFP8:
         return _fp8_numbers()[codes.view(np.uint8)]
-    return unrotate(codes, encoding.group_size) if encoding.group_size else codes.astype(np.float32)
+    integers = halves(codes) if encoding.format == W4A4 else codes
+    return unrotate(integers, encoding.group_size) if encoding.group_size else integers.astype(np.float32)
+
+
+def halves(codes: np.ndarray) -> np.ndarray:
+    """The two numbers of each byte of convrot_w4a4 in int8 [rows, 2 * bytes], that of the low half first."""
+    return np.stack([codes << 4 >> 4, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def unrotate(codes: np.ndarray, group_size: int) -> np.ndarray:
@@ -255,7 +266,7 @@ def _scales(encoding: Encoding, rows: range, blocks: range) -> np.ndarray:
     """The scales of rows [rows, 1], or of their blocks [rows, blocks], in float32."""
     scale = encoding.scale
     assert scale is not None
-    if encoding.format == INT8:
+    if encoding.format in BY_ROW:
         return row_scales(scale, rows) / np.float32(np.sqrt(encoding.group_size or 1))
     stored = _block_scales(scale, rows, blocks)
     if encoding.format == MXFP8:  # exponents of 2, those of float32; as in comfy-kitchen, 0 means 0

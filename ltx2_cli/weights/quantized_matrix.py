@@ -123,11 +123,17 @@ def quantize(matrix: jax.Array, kind: MatrixType, bound: jax.Array | None = None
     # A factor for each row: TPUs divide slowly.
     scaled = rotated.astype(jnp.float32) * jnp.where(most < LEAST, 0, largest / most)[..., None]
     rounded = jnp.round(scaled) if jnp.issubdtype(kind.dtype, jnp.integer) else scaled
+    if kind.dtype == INT4:
+        rounded = jnp.clip(rounded, -largest, largest).astype(jnp.int8)
+    return as_stored(rounded, most / largest, kind)
+
+
+def as_stored(numbers: jax.Array, scale: jax.Array, kind: MatrixType) -> QuantizedMatrix:
+    """The matrix of a type by its numbers [..., out, in] and scales [..., out]; those of int4 are packed."""
     if kind.dtype != INT4:
-        return QuantizedMatrix(rounded.astype(kind.dtype), most / largest, kind.group_size, kind.rounds_input)
-    rows = packed_rows(matrix.shape[-2])
-    values = pack(jnp.clip(rounded, -largest, largest).astype(jnp.int8), rows)
-    return QuantizedMatrix(values, most / largest, kind.group_size, kind.rounds_input, rows)
+        return QuantizedMatrix(numbers.astype(kind.dtype), scale, kind.group_size, kind.rounds_input)
+    rows = packed_rows(numbers.shape[-2])
+    return QuantizedMatrix(pack(numbers, rows), scale, kind.group_size, kind.rounds_input, rows)
 
 
 def abstract_matrix(shape: tuple[int, ...], kind: MatrixType) -> QuantizedMatrix:

@@ -54,7 +54,7 @@ class Encoding:
     format: str  # by its marker, or by the type of a GGUF tensor
     block: int  # numbers of a row that are decoded together
     block_bytes: int  # their codes
-    # by which decoded numbers are multiplied: one for the matrix or for each row (int8_tensorwise), or swizzled ones
+    # by which decoded numbers are multiplied: one for the matrix or for each row, or swizzled ones
     # for each block; None: they are among the codes
     scale: "Tensor | None" = None
     scale_2: "Tensor | None" = None  # by which the scales of nvfp4 are multiplied
@@ -97,19 +97,28 @@ class Tensor:
 
     @property
     def matrix_type(self) -> MatrixType | None:
-        """The type in which a matrix can be kept on the devices as it is stored; None: in none of eight bits."""
+        """The type in which a matrix can be kept on the devices as it is stored; None: there is none."""
         if self.dtype == "F8_E4M3" and self.scale:
             return MatrixType(np.dtype(FP8_DTYPES[self.dtype]))
         if self.dtype == "I8" and self.encoding:
-            return MatrixType(np.dtype(np.int8), self.encoding.group_size)
+            packed = self.encoding.block_bytes < self.encoding.block
+            return MatrixType(np.dtype(ml_dtypes.int4 if packed else np.int8), self.encoding.group_size)
         return None
+
+    @property
+    def codes(self) -> Encoding | None:
+        """The encoding of the stored integers themselves; None: each is stored by itself."""
+        if self.encoding is None or self.encoding.block_bytes == self.encoding.block:
+            return None
+        return Encoding(self.encoding.format, 2, 1)
 
     @property
     def format(self) -> str:
         """The format of its numbers in words that publishers use."""
         if self.encoding is None:
             return np.dtype(DTYPES[self.dtype]).name if self.dtype in DTYPES else self.dtype
-        return f"{self.encoding.format} with ConvRot" if self.encoding.group_size else self.encoding.format
+        named = "convrot" in self.encoding.format or not self.encoding.group_size
+        return self.encoding.format if named else f"{self.encoding.format} with ConvRot"
 
     def stored(self, first: int = 0, count: int = -1) -> np.ndarray:
         """The stored items, flat: `count` of them from `first` on, or all. Raises `RunError` if the file is gone."""

@@ -24,6 +24,7 @@ from ltx2_cli.weights.quantized_matrix import (
     Place,
     QuantizedMatrix,
     abstract_matrix,
+    as_stored,
     placed,
     places,
     quantize,
@@ -133,7 +134,7 @@ def chunks(
         sharding = where if cast_here and not stack else on_device(where)
         transfer = Transfer(
             shape=shape,
-            stored=value.dtype if cast_here or kept else files[name].read_dtype,
+            stored=value.values.dtype if kept else value.dtype if cast_here else files[name].read_dtype,
             dtype=value.dtype,
             sharding=sharding if small or is_on_host(sharding) else scatter_unused_axes(shape, sharding, disk_first),
             place=place(weight),
@@ -226,7 +227,8 @@ def _value(transfer: Transfer, array: jax.Array, scale: Any) -> Matrix:
     if transfer.matrix is None:
         return array.astype(transfer.dtype)
     if transfer.kept:
-        return QuantizedMatrix(array, jnp.broadcast_to(scale, array.shape[:-1]), *transfer.matrix[1:])
+        scale = jnp.broadcast_to(scale, array.shape[:-1])
+        return as_stored(array, scale, transfer.matrix)
     return quantize(array.astype(jnp.float32), transfer.matrix)
 
 

@@ -237,7 +237,10 @@ def test_what_contradicts_itself_is_refused_by_name(tmp_path: Path, form: str, c
         TensorFiles(path)
     assert f"{path} holds quantised weights that cannot be read: " in str(caught.value)
     assert finding in str(caught.value)
-    assert caught.value.hint == "formats that are read: float8_e4m3fn, float8_e5m2, int8_tensorwise, mxfp8, nvfp4"
+    assert (
+        caught.value.hint
+        == "formats that are read: float8_e4m3fn, float8_e5m2, int8_tensorwise, mxfp8, nvfp4, convrot_w4a4"
+    )
 
 
 @pytest.mark.parametrize(("form", "damaged"), [("mxfp8", 255), ("nvfp4", 127)])

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from safetensors.torch import save_file as save_torch_file
 
-from kitchen import quantised_file
+from kitchen import quantised_file, unpacked
 from ltx2_cli.models.transformer_block import normalise_and_modulate
 from ltx2_cli.nn.layers import FeedForward, Linear, rms_norm
 from ltx2_cli.parallel.constrain import activate
@@ -129,12 +129,12 @@ def test_a_product_is_that_of_the_rounded_matrix(files: TensorFiles, matrices: s
         np.testing.assert_allclose(got, wide, rtol=1e-5, atol=1e-5)
 
 
-KEPT = ("fp8", "int8", "int8_rows", "convrot_16", "convrot_64")
+KEPT = ("fp8", "int8", "int8_rows", "convrot_16", "convrot_64", "convrot_w4a4_16")
 
 
 @pytest.mark.parametrize("place", [one_device, split])
 @pytest.mark.parametrize("form", KEPT)
-def test_what_a_file_has_in_eight_bits_is_kept(files: TensorFiles, tmp_path: Path, form: str, place: Any) -> None:
+def test_what_a_file_has_in_few_bits_is_kept(files: TensorFiles, tmp_path: Path, form: str, place: Any) -> None:
     """All codes and scales, but of a layer with a LoRA, which is rounded after the sum, and of one that is wider."""
     tensors = load_file(files["whole.weight"].file)
     wide = "blocks.2.linear.weight"
@@ -150,7 +150,8 @@ def test_what_a_file_has_in_eight_bits_is_kept(files: TensorFiles, tmp_path: Pat
     stack = network.layers.kernel.get_value()
     first = jax.tree.map(lambda array: array[0], stack)
     for name, matrix in (("blocks.0.linear.weight", first), ("whole.weight", network.whole.kernel.get_value())):
-        np.testing.assert_array_equal(np.asarray(matrix.values).view(np.uint8), stored[name].view(torch.uint8).numpy())
+        codes = unpacked(stored[name]) if "w4a4" in form else stored[name]
+        np.testing.assert_array_equal(np.asarray(matrix.numbers).view(np.uint8), codes.view(torch.uint8).numpy())
         off = np.abs(np.asarray(widen(matrix, jnp.float32)) - meant[name])
         assert off.max() <= 1e-6 * np.abs(meant[name]).max()
     a, b, _ = Delta().read()
