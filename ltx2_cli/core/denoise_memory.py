@@ -92,10 +92,12 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
 
 def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HERE) -> int:
     """Bytes on a device of copies of a network's weights: of layers that came from the host; of a layer of int4, whose
-    numbers are unpacked; and on a CPU, where XLA converts other types to float32, of a layer and of the largest matrix
-    outside the layers."""
-    arrived = turns_here * host_bytes(plan, name) // layers
-    on_cpu = plan.sharding.mesh.devices.flat[0].platform == "cpu"
+    numbers are unpacked, but for TPUs, where products do that; and on a CPU, where XLA converts other types to float32,
+    of a layer and of the largest matrix outside the layers."""
+    arrived, platform = turns_here * host_bytes(plan, name) // layers, plan.sharding.mesh.devices.flat[0].platform
+    if platform == "tpu":
+        return arrived
+    on_cpu = platform == "cpu"
     place, layer, largest = placement(plan, name), 0, 0
     for alike in kinds(plan.network(name)):
         value = alike[0].get_value()

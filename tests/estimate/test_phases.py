@@ -114,9 +114,9 @@ def test_layers_of_the_host_are_few_on_a_device(
 
 
 @pytest.mark.parametrize(
-    ("devices", "phase", "compiled"), [(V5E, DENOISE, 3.8), (RTX4090, ENCODE, 2.1), (RTX4090, DENOISE, 2.0)]
+    ("devices", "phase", "compiled"), [(V5E, DENOISE, 2.9), (RTX4090, ENCODE, 2.1), (RTX4090, DENOISE, 2.0)]
 )
-def test_a_layer_in_four_bits_is_unpacked(devices: tuple, phase: str, compiled: float) -> None:
+def test_matrices_in_four_bits_are_unpacked(devices: tuple, phase: str, compiled: float) -> None:
     """GB beside the weights as above, of LTX-2.3."""
     plan = planned(devices, model="ltx2.3", weights="int4", compute="full")
     weights = phase_memory(plan, [phase])[phase].weights / 1e9

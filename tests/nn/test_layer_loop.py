@@ -14,7 +14,7 @@ from compilers import needs_cuda, needs_libtpu
 from ltx2_cli.estimate.hlo import computations
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.nn.layer_loop import StackedLayers, scan_periods
-from ltx2_cli.nn.layers import FeedForward
+from ltx2_cli.nn.layers import FeedForward, Linear
 from ltx2_cli.parallel.constrain import activate
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.parallel.mesh import ShardingPlan
@@ -83,6 +83,24 @@ def test_layers_in_four_bits_arrive_in_slices() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * layer + NUMBERS / 2
     assert not re.search(rf"copy(-start)?\(\S*{LAYERS},({WIDTH // 2}|{2 * WIDTH}),", text)
     assert [kind for kind, _ in loops(text)[0]].count("dynamic-slice-start") == 4
+
+
+@needs_libtpu
+def test_a_tpu_rotates_inputs_where_they_lie() -> None:
+    """Its groups of channels are never an axis of their own, for which libtpu would copy the whole input."""
+    plan = ShardingPlan(Mesh(np.asarray(topology("v6e:1x1")), ("device",)), (), ())
+    linear = Linear(Scope("bfloat16", matrices=INT4._replace(rounds_input=True)), WIDTH, WIDTH, ("embed", "heads"))
+    linear = map_weights(lambda weight: weight.with_value(placed(weight.get_value(), plan.place(weight))), linear)
+    x = jax.ShapeDtypeStruct((4, TOKENS, WIDTH), jnp.bfloat16, sharding=plan.replicated)
+
+    def run(linear: Linear, x: jax.Array) -> jax.Array:
+        with activate(plan):
+            return linear(linear.prepare(x))
+
+    text = jax.jit(run).lower(linear, x).compile().as_text() or ""
+    assert f"bf16[4,{TOKENS},{WIDTH}]" in text
+    assert not re.search(rf"\[4,{TOKENS},{WIDTH // 256},256\]", text)
+    assert not re.search(rf" = bf16\[4,{TOKENS},{WIDTH}\]\S* copy\(", text)
 
 
 @needs_cuda
