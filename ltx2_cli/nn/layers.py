@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import active, device, keep_row_major
-from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.parallel.mesh import LANES, ShardingPlan
 from ltx2_cli.parallel.pairs import Exchanged, combine, exchange
 from ltx2_cli.units import FLOAT32_BYTES
 from ltx2_cli.weights.declare import CONV, VIDEO_CONV, Axes, Scope, Shape, Weight
@@ -125,10 +125,10 @@ def _rounded(x: jax.Array, matrix: Matrix, bound: Callable[[], jax.Array] | None
 
 
 def _rotated(x: jax.Array, group_size: int) -> jax.Array:
-    """x with each group of its channels rotated, where it lies: libtpu 0.0.42 copies x where its channels are split
-    in groups, which takes longer than the rotation. A step of LTX-2.3 in int4 on a v5e takes 4.64 G cycles so, and 5.36
-    in groups."""
-    if not group_size or device().platform != "tpu":
+    """x with each group of its channels rotated; on a TPU where it lies, if groups fill its lanes: libtpu 0.0.42 copies
+    x where its channels are split in groups, which takes longer than the rotation. A step of LTX-2.3 in int4 on a v5e
+    takes 4.64 G cycles so, and 5.36 in groups."""
+    if not group_size or group_size % LANES or device().platform != "tpu":
         return rotate_groups(x, group_size)
     first = range(0, x.shape[-1], group_size)
     rotated = jnp.concatenate([rotate_groups(x[..., i : i + group_size], group_size) for i in first], axis=-1)
