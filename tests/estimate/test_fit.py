@@ -215,11 +215,12 @@ def test_layers_that_the_host_has_no_memory_for_are_refused(
         (6, REQUESTS["ltx2"]),
         (6, REQUESTS["two stages"]),
         (6, {"model": "ltx2.5", "width": 768, "height": 512}),
+        (6, {"model": "ltx2.5", "weights": "int4"}),
     ],
     ids=repr,
 )
 def test_small_gpus_hold_the_clips_that_readme_names(gigabytes: int, keys: dict[str, object]) -> None:
-    request = ask(gpu(gigabytes, 0.95), weights="int8", compute="full", offload="layers", **keys)
+    request = ask(gpu(gigabytes, 0.95), **{"weights": "int8", "compute": "full", "offload": "layers", **keys})
     assert check_fit(request, plan := request.plan(), str) == plan
 
 
