@@ -16,6 +16,7 @@ from ltx2_cli.core.report import Report, Timings
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.plan.resolve import Plan, plan_offline
 from ltx2_cli.request.profiles import read_spec
+from ltx2_cli.request.spec import Decoder
 from ltx2_cli.runs.past_times import KEPT, SHAPES, expected_time, expected_times, format_seconds, past_runs, remember
 from program import CACHE, cache_restored
 
@@ -97,8 +98,12 @@ def test_other_shapes_are_not_compared(plan: Plan):
         {"guidance.video.stg_scale": 0, "guidance.audio.stg_scale": 0},
         {"nag_scale": 11},
         {"segments": ["1s: snow"]},
+        {"dtype": "bfloat16"},
+        {"text_encoder_dtype": "bfloat16"},
+        {"scan_layers": False},
     )
-    assert {expected_time(plan_of(**other), CLIPS) for other in (*others, {"dtype": "bfloat16"})} == {UNKNOWN}
+    assert {expected_time(plan_of(**other), CLIPS) for other in others} == {UNKNOWN}
+    assert expected_time(replace(plan, spec=replace(plan.spec, decoder=Decoder.diffusion)), CLIPS) == UNKNOWN
     assert expected_time(plan, Product.latents) == UNKNOWN
     assert expected_time(plan_of(prompt="another", seed=9), CLIPS).startswith("about 60 s")
 
