@@ -110,10 +110,14 @@ def _markings(
             rotated = fields.get("convrot") or form == W4A4
             if not isinstance(form, str):
                 raise TypeError(form)
-            marking = Marking(form, int(fields.get("convrot_groupsize", GROUP_SIZE)) if rotated else 0)
+            group_size = int(fields.get("convrot_groupsize", GROUP_SIZE)) if rotated else 0
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             problems.setdefault(DAMAGED, []).append(source)
             continue
+        if rotated and not group_size:
+            problems.setdefault(UNSUPPORTED, []).append(f"{source}, {form} with ConvRot in groups of 0")
+            continue
+        marking = Marking(form, group_size)
         names = (f"{where}.weight" for where in (layer, DENOISER_PREFIX + layer, layer.removeprefix(DENOISER_PREFIX)))
         if name := next((name for name in names if name in tensors), None):
             markings.setdefault(name, set()).add(marking)

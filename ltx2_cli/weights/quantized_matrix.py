@@ -66,8 +66,8 @@ Matrix = jax.Array | QuantizedMatrix
 
 
 def packed_rows(rows: int) -> int:
-    """Rows that `pack` takes together: the most up to the lanes of a TPU of which pairs divide what each of eight
-    devices has of all rows."""
+    """The size of the blocks that `pack` pairs: the largest, up to the lanes of a TPU, of which each of eight devices
+    holds whole pairs; 1 where none is."""
     return max((count for count in (128, 64, 32, 16, 8, 4, 2) if rows % (16 * count) == 0), default=1)
 
 

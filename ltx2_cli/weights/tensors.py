@@ -1,7 +1,7 @@
 """Tensors by the headers of files: where their numbers are, and how they are stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,10 +107,10 @@ class Tensor:
 
     @property
     def codes(self) -> Encoding | None:
-        """The encoding of the stored integers themselves; None: each is stored by itself."""
+        """The encoding of the stored integers themselves; None: each has bytes of its own."""
         if self.encoding is None or self.encoding.block_bytes == self.encoding.block:
             return None
-        return Encoding(self.encoding.format, 2, 1)
+        return replace(self.encoding, scale=None, scale_2=None, group_size=0)
 
     @property
     def format(self) -> str:

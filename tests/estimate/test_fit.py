@@ -156,7 +156,9 @@ def test_as_little_as_has_to_moves_to_the_host(devices: tuple[DescribedDevice, .
     [
         (gpu(24), "--set weights=int8 --set offload=feed_forward", "--set weights=int4"),
         (DEVICES["v5e-1"], "--set weights=int8 --set offload=feed_forward", "--set weights=int4"),
-        (gpu(16), "--set weights=int8 --set offload=layers", f"{MOST} --set weights=int4"),
+        pytest.param(
+            *(gpu(16), "--set weights=int8 --set offload=layers", f"{MOST} --set weights=int4"), marks=needs_cuda
+        ),
         (gpu(12), "--set weights=int8 --set offload=layers", ""),
     ],
 )

@@ -193,6 +193,26 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
         mark(format="int8_tensorwise", convrot=True, convrot_groupsize=128),
         "whole.weight is int8_tensorwise with ConvRot in groups of 128",
     ),
+    "no groups": (
+        "int8",
+        mark(format="int8_tensorwise", convrot=True, convrot_groupsize=0),
+        "of a format that is not supported: whole.comfy_quant, int8_tensorwise with ConvRot in groups of 0",
+    ),
+    "groups of four bits": (
+        "convrot_w4a4_16",
+        mark(format="convrot_w4a4", convrot_groupsize=128),
+        "whole.weight is convrot_w4a4 with ConvRot in groups of 128",
+    ),
+    "width of four bits": (
+        "convrot_w4a4_16",
+        mark(format="convrot_w4a4", convrot_groupsize=1024),
+        "whole.weight has 256 columns, convrot_w4a4 with ConvRot in groups of 1024",
+    ),
+    "scales of four bits": (
+        "convrot_w4a4_16",
+        put("_scale", torch.ones(3)),
+        "whole.weight_scale is 3 in F32, not 192x1 in",
+    ),
     "width": (
         "int8_rows",
         mark(format="int8_tensorwise", convrot=True, convrot_groupsize=1024),
@@ -237,10 +257,8 @@ def test_what_contradicts_itself_is_refused_by_name(tmp_path: Path, form: str, c
         TensorFiles(path)
     assert f"{path} holds quantised weights that cannot be read: " in str(caught.value)
     assert finding in str(caught.value)
-    assert (
-        caught.value.hint
-        == "formats that are read: float8_e4m3fn, float8_e5m2, int8_tensorwise, mxfp8, nvfp4, convrot_w4a4"
-    )
+    known = "float8_e4m3fn, float8_e5m2, int8_tensorwise, mxfp8, nvfp4, convrot_w4a4"
+    assert caught.value.hint == f"formats that are read: {known}"
 
 
 @pytest.mark.parametrize(("form", "damaged"), [("mxfp8", 255), ("nvfp4", 127)])
