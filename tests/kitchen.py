@@ -73,7 +73,8 @@ unpacked = w4a4.prepare_int4_weight_for_int8_linear  # two of four bits in a byt
 
 def convrot_w4a4(group: int) -> Callable[[torch.Tensor], Quantised]:
     def quantise(weight: torch.Tensor) -> Quantised:
-        codes, scale = w4a4.quantize_convrot_w4a4_weight(weight, group)
+        # As `quantize_convrot_w4a4_weight`, which refuses widths that its kernels cannot multiply.
+        codes, scale = w4a4.quantize_signed_int4_rowwise(_rotate_weight(weight, _build_hadamard(group), group))
         integers = unpacked(codes)
         numbers = _rotate_weight(integers.double() * scale.double()[:, None], _build_hadamard(group).double(), group)
         near = w4a4.dequantize_convrot_w4a4_weight(codes, scale, group)
@@ -89,7 +90,7 @@ FORMATS: dict[str, Callable[[torch.Tensor], Quantised]] = {
     "int8": int8,
     "int8_rows": int8_rows,
     **{f"convrot_{group}": convrot(group) for group in (16, 64, 256)},
-    **{f"convrot_w4a4_{group}": convrot_w4a4(group) for group in (16, 64)},
+    **{f"convrot_w4a4_{group}": convrot_w4a4(group) for group in (4, 16)},
     "mxfp8": mxfp8,
     "nvfp4": nvfp4,
 }

@@ -104,6 +104,30 @@ def test_a_quantised_file_stays_in_eight_bits(
     assert "int8 in the layers of the transformer" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_file_in_four_bits_stays_so(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And its latents differ from those of its widened numbers as runs in bfloat16 do."""
+    folder = tmp_path / "quantised"
+    shutil.copytree(checkpoint.folder, folder)
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    names = list(filter(LINEAR.fullmatch, tensors))
+    stored, metadata, _ = quantised_file(tensors, dict.fromkeys(names, "convrot_w4a4_4"), in_metadata=True)
+    save_file(stored, file, metadata)
+    asked = ["generate", "--model", str(folder), "--prompt", "a ball", *CLIP, *LENGTH, "--no-audio"]
+    assert run_program(monkeypatch, *asked, "--dry-run") == 0
+    assert "int4 with ConvRot in groups of 4 in the layers of the transformer" in capsys.readouterr().out
+    latents = {}
+    for name, options in {"kept": [], "widened": ["--weights", "bfloat16"]}.items():
+        files = ["--save-latents", str(tmp_path / name), "-o", str(tmp_path / f"{name}.mp4")]
+        assert run_program(monkeypatch, *asked, *options, *files) == 0
+        latents[name] = load_file(tmp_path / name)["video"]
+    error = np.linalg.norm(latents["kept"] - latents["widened"]) / np.linalg.norm(latents["widened"])
+    assert 0 < error < 0.08  # 0.027 here; rounded to four bits again it would be 0.17 or more
+
+
 def test_products_in_eight_bits_need_matrices_of_eight_bits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
