@@ -2,7 +2,7 @@
 
 import re
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,17 +12,40 @@ from typing import NamedTuple
 import numpy as np
 
 from ltx2_cli.artifacts.files import replacing
-from ltx2_cli.media.clip import Media
+from ltx2_cli.media.clip import Frames, Media
 from ltx2_cli.media.ffmpeg import own_input, run_ffmpeg, untrusted_input
 from ltx2_cli.media.probe import KEY_PREFIX
+from ltx2_cli.media.transfer_functions import Light, light_to_hlg, logc3_to_light
 
 WAV = ".wav"
 SPECIAL = re.compile(r"([=;#\\\n])")  # characters that ffmpeg's metadata format escapes
 
-# BT.709 in limited range, converted and tagged: players disagree about untagged files.
-TO_YUV = "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=accurate_rnd+full_chroma_int,format=yuv"
-TAGS = "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-H264 = [f"{TO_YUV}420p,{TAGS}", "-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
+
+class Colours(NamedTuple):
+    """Colours of a file, by ffmpeg's names. Players disagree about files that are not tagged with them."""
+
+    matrix: str
+    primaries: str
+    transfer: str
+
+
+SDR = Colours("bt709", "bt709", "bt709")
+HLG = Colours("bt2020nc", "bt2020", "arib-std-b67")
+
+
+def _tags(colours: Colours) -> str:
+    return f"colorspace={colours.matrix}:color_primaries={colours.primaries}:color_trc={colours.transfer}"
+
+
+def _to_yuv(colours: Colours, pixels: str) -> str:
+    """The filters that convert RGB to a pixel format in limited range."""
+    scale = f"scale=in_range=pc:out_range=tv:out_color_matrix={colours.matrix}:flags=accurate_rnd+full_chroma_int"
+    return f"{scale},format={pixels},setparams=range=tv:{_tags(colours)}"
+
+
+H264 = ["-c:v", "libx264", "-crf", "19", "-preset", "veryfast"]
+# 10 bits, under the name by which Apple's players know it
+H265 = ["-c:v", "libx265", "-crf", "19", "-preset", "fast", "-tag:v", "hvc1", "-x265-params", "log-level=error"]
 # Metadata under keys of our own: players ignore them, and `-movflags use_metadata_tags` keeps them in a copy.
 TAGGED = ["-movflags", "+faststart+use_metadata_tags"]
 
@@ -40,13 +63,19 @@ class Container(NamedTuple):
 
 
 # Master files, by their ending: ProRes 4444, 10 bits, for editing; and FFV1, lossless, of all 16 bits.
-PRORES = [f"{TO_YUV}444p10le,{TAGS}", "-c:v", "prores_ks", "-profile:v", "4444", "-vendor", "apl0"]
+PRORES = ["-c:v", "prores_ks", "-profile:v", "4444", "-vendor", "apl0"]
 FFV1 = ["format=gbrp16le", "-c:v", "ffv1", "-level", "3", "-slices", "4", "-slicecrc", "1"]
 PCM = ["-c:a", "pcm_s24le"]
-MP4 = Container(["-vf", *H264], ["-c:a", "aac", "-b:a", "192k", "-ac", "2"], [*TAGGED, "-f", "mp4"])
+AAC = ["-c:a", "aac", "-b:a", "192k", "-ac", "2"]
+MP4 = Container(["-vf", _to_yuv(SDR, "yuv420p"), *H264], AAC, [*TAGGED, "-f", "mp4"])
 MASTERS = {
-    ".mov": Container(["-vf", *PRORES], PCM, [*TAGGED, "-f", "mov"]),
+    ".mov": Container(["-vf", _to_yuv(SDR, "yuv444p10le"), *PRORES], PCM, [*TAGGED, "-f", "mov"]),
     ".mkv": Container(["-vf", *FFV1], PCM, ["-f", "matroska"]),
+}
+OF_HLG = {
+    ".mp4": Container(["-vf", _to_yuv(HLG, "yuv420p10le"), *H265], AAC, [*TAGGED, "-f", "mp4"]),
+    ".mov": Container(["-vf", _to_yuv(HLG, "yuv444p10le"), *PRORES], PCM, [*TAGGED, "-f", "mov"]),
+    ".mkv": Container(["-vf", f"setparams={_tags(HLG)},{FFV1[0]}", *FFV1[1:]], PCM, ["-f", "matroska"]),
 }
 
 
@@ -127,18 +156,30 @@ def write_frames(media: Media, folder: Path) -> None:
         _write(media, ["-start_number", "0", "-f", "image2", names], folder)
 
 
-def write_linear_frames(media: Media, folder: Path) -> None:
-    """Write the frames alone as OpenEXR, `00000.exr` and so on, in half floats of linear light with BT.709 primaries: 0
-    to 1 of the decoder by sRGB's curve (IEC 61966-2-1). Raises `RunError` as `write_frames`."""
+def write_hlg(media: Media, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write frames of LogC3 and audio in HLG, as the file's name says: H.265 of 10 bits in an mp4, ProRes in a .mov,
+    FFV1 in a .mkv. Raises as `write_mp4`."""
+    frames = np.empty(media.frames.shape, np.uint16)
+    for few in _few_at_once(media):
+        frames[few] = light_to_hlg(logc3_to_light(media.frames[few]))
+    _write_container(replace(media, frames=frames), path, metadata, OF_HLG[path.suffix.lower()])
+
+
+def write_linear_frames(media: Media, folder: Path, to_light: Callable[[Frames], Light]) -> None:
+    """Write the frames alone as OpenEXR, `00000.exr` and so on, in half floats of linear light with BT.709 primaries.
+    Raises `RunError` as `write_frames`."""
     with replacing(folder.resolve()) as temporary:
         temporary.mkdir()
         names = f"file:{str(temporary).replace('%', '%%')}/%05d.exr"
         command = ["-f", "image2", "-c:v", "exr", "-format", "half", "-compression", "zip16", names]
-        for first in range(0, len(media.frames), LINEAR_AT_ONCE):
-            frames = media.frames[first : first + LINEAR_AT_ONCE]
-            levels = frames.astype(np.float32) / (255 if frames.dtype == np.uint8 else 65535)
-            light = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
-            _write(replace(media, frames=light), ["-start_number", str(first), *command], folder)
+        for few in _few_at_once(media):
+            light = to_light(media.frames[few])
+            _write(replace(media, frames=light), ["-start_number", str(few.start), *command], folder)
+
+
+def _few_at_once(media: Media) -> Iterator[slice]:
+    """Frames whose light is in memory at once."""
+    return (slice(first, first + LINEAR_AT_ONCE) for first in range(0, len(media.frames), LINEAR_AT_ONCE))
 
 
 def write_record(path: Path, text: str) -> None:

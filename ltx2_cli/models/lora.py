@@ -25,6 +25,7 @@ PEFT = "base_model.model."
 MODEL_NAMES = {"ltx2": "LTX-2", "ltx2.3": "LTX-2.3", "ltx2.5": "LTX-2.5"}
 WEIGHT = ".weight"
 REFERENCE_KEYS = ("reference_downscale_factor", "reference_temporal_scale_factor")  # in a file's metadata
+HDR_KEYS = ("hdr_transform", "use_hdr_transform")  # of those that make HDR
 IN_CONTEXT = "ic-lora"  # in the names of those that say nothing of it in their metadata
 DISTILLING = re.compile(r"distilled-lora-(\d+)")  # in the names of published LoRAs, with their rank
 
@@ -67,6 +68,13 @@ def reference_scale(lora: LoraFile) -> ReferenceScale | None:
         if not re.fullmatch(r"[1-9]\d?", text := metadata.get(key, "1")):
             raise UsageError(f"{lora.path} says that its {key} is {text!r}, no whole number", LEAVE_OUT)
     return ReferenceScale(*(int(metadata.get(key, "1")) for key in REFERENCE_KEYS))
+
+
+def makes_hdr(lora: LoraFile) -> bool:
+    """Whether a clip of a LoRA is in LogC3: by its metadata, or by the name of an in-context one."""
+    stated = [text.lower() for key, text in lora.files.metadata.items() if key in HDR_KEYS]
+    name = lora.path.name.lower()
+    return not {"false", "none", "0", ""}.issuperset(stated) or (not stated and IN_CONTEXT in name and "hdr" in name)
 
 
 def linears(module: nnx.Module) -> dict[str, tuple[int, ...]]:

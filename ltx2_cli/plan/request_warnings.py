@@ -11,6 +11,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio
 from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
+from ltx2_cli.models.lora import makes_hdr
 from ltx2_cli.models.networks import Checkpoint, Networks
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
@@ -130,25 +131,29 @@ def check_clip(spec: RunSpec, arch: Arch) -> None:
         raise UsageError(f"STG block {absent_blocks[0]} does not exist: the model has blocks 0 to {layers - 1}", hint)
 
 
-def _of_other_versions(deltas: Mapping[str, LoraDeltas], model_version: str) -> Iterator[str]:
-    """Sentences on LoRAs whose file states that it was made for another model version with the same layers."""
+def _of_loras(deltas: Mapping[str, LoraDeltas], model_version: str) -> Iterator[str]:
+    """Sentences on LoRAs whose file states that it was made for another model version with the same layers, or that it
+    makes HDR."""
     sums = (delta for network in deltas.values() for delta in network.values())
     for lora in {lora.path: lora for delta in sums for lora, _, _ in delta.parts}.values():
         made_for = stated_version(lora)
         if made_for not in (None, model_version):
             yield f"{lora.path} was made for {made_for}: {model_version} has the same layers, with other weights"
+        if makes_hdr(lora):
+            light = f"its light: {typed('save_latents', 'FILE')}, and `ltx2 decode FILE --hdr`"
+            yield f"{lora.path} makes HDR in LogC3, which an mp4 shows with little contrast; {light}"
 
 
 def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stage]) -> Iterator[str]:
     """Sentences about a clip unlike the training clips, about matrices that are rounded, about products that the
-    devices only emulate, and about LoRAs of another model version."""
+    devices only emulate, and about LoRAs of another model version or of HDR."""
     checkpoint = inputs.checkpoint
     yield from _untrained(spec, checkpoint, stages)
     if any(stage.source and stage.geometry.generated > stage.source_keyframes for stage in stages):
         yield "the keyframes of the second stage begin as noise: none are upsampled from the first"
     yield from _rounded(spec, checkpoint, inputs.networks)
     yield from _emulated(checkpoint.matrices(spec).transformer, stages)
-    yield from _of_other_versions(inputs.lora_deltas, checkpoint.arch.model_version)
+    yield from _of_loras(inputs.lora_deltas, checkpoint.arch.model_version)
 
 
 def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:

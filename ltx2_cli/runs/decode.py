@@ -11,7 +11,18 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.contact_sheet import write_contact_sheet
-from ltx2_cli.media.write import MASTERS, WAV, write_frames, write_linear_frames, write_master, write_mp4, write_wav
+from ltx2_cli.media.transfer_functions import logc3_to_light, srgb_to_light
+from ltx2_cli.media.write import (
+    MASTERS,
+    OF_HLG,
+    WAV,
+    write_frames,
+    write_hlg,
+    write_linear_frames,
+    write_master,
+    write_mp4,
+    write_wav,
+)
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.profiles import SECTION
 from ltx2_cli.request.spec import ComputeType, DType, Streams
@@ -50,9 +61,10 @@ def decode_clips(
     *,
     names: Sequence[str],
     silent: bool,
+    hdr: bool,
 ) -> None:
     """Decode the latents of a file into files of these names and print their paths. `given`: values of the request by
-    key."""
+    key. `hdr`: the decoder's frames are in LogC3, and files show their light."""
     with synchronized(session.hosts) as facts:
         file = open_latents(user_path(path))
         made = Streams(*map(all, file.shapes))
@@ -60,13 +72,16 @@ def decode_clips(
         if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
             sentence = f"{file.path} holds {'audio' if made.audio else 'video'} alone, which {absent[0]} is not"
             raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
+        if hdr and (dim := [path for path, kind in kinds.items() if kind not in (*OF_HLG, LINEAR, WAV)]):
+            sentence = f"{dim[0]} would be of 8 bits, too few for HDR"
+            raise UsageError(sentence, f"-o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/{LINEAR}")
         if "record" not in file.metadata:
             note_environment(session.report, given, layers.settings)
         spec = latents_request(file, given, layers, UNDENOISED, session)
         # A record's values for denoising are not reported as unused.
         spec = replace(spec, asked=tuple(key for key in spec.asked if key.startswith(SECTION)))
         facts |= {**request_facts(spec), **file_facts([file.path])}
-        facts |= {"output": str(kinds), "silent": str(silent)}
+        facts |= {"output": str(kinds), "silent": str(silent), "hdr": str(hdr)}
         files = [Output(path, "-o") for path in kinds]
         if session.hosts.first:
             reads = read_files(spec, layers.file, file.path)
@@ -82,7 +97,7 @@ def decode_clips(
     from ltx2_cli.estimate.phases import PHASES
     from ltx2_cli.runs.preflight import FIXED_BY_LATENTS, agreed_plan
 
-    request = Request(spec, find_devices(), deep=not DEEP.isdisjoint(kinds.values()), fixed=FIXED_BY_LATENTS)
+    request = Request(spec, find_devices(), deep=hdr or not DEEP.isdisjoint(kinds.values()), fixed=FIXED_BY_LATENTS)
     request = replace(request, skipped=frozenset(PHASES) - {DECODE}, networks=PHASES[DECODE])
     with agreed_plan(session, request) as plan:
         check_shapes(file, plan, plan.latent_shapes, spec.fps)
@@ -99,27 +114,41 @@ def decode_clips(
         return
     for path, kind in kinds.items():
         with report.activity("write"):
-            _write(media, path, kind, spec.prompt, file.metadata, silent)
+            shown = replace(media, waveform=media.waveform[:0]) if silent and kind != WAV else media
+            if hdr:
+                _write_hdr(shown, path, kind, file.metadata)
+            else:
+                _write(shown, path, kind, spec.prompt, file.metadata)
         session.show(path, clip_flaws(media.in_8_bits) if path == files[0].path else ())
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
-def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str], silent: bool) -> None:
+def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str]) -> None:
     """Write a file of one of the kinds, of videos with the metadata of the latents."""
-    shown = replace(media, waveform=media.waveform[:0]) if silent else media
     match kind:
         case ".mp4":
-            write_mp4(shown.in_8_bits, path, metadata)
+            write_mp4(media.in_8_bits, path, metadata)
         case ".mov" | ".mkv":
-            write_master(shown, path, metadata)
+            write_master(media, path, metadata)
         case ".wav":
             write_wav(media, path)
         case "%05d.exr":
-            write_linear_frames(media, path)
+            write_linear_frames(media, path, srgb_to_light)
         case ".png":
             write_contact_sheet([(prompt, media.in_8_bits)], path)
         case _:
             write_frames(media.in_8_bits, path)
+
+
+def _write_hdr(media: Media, path: Path, kind: str, metadata: Mapping[str, str]) -> None:
+    """Write a file of one of the kinds that show the light of frames in LogC3."""
+    match kind:
+        case ".wav":
+            write_wav(media, path)
+        case "%05d.exr":
+            write_linear_frames(media, path, logc3_to_light)
+        case _:
+            write_hlg(media, path, metadata)
 
 
 def _kinds(names: Sequence[str]) -> dict[Path, str]:

@@ -15,6 +15,7 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.diffusion.latents import FINAL, FIRST, UPSAMPLED, LatentsFile, open_latents
 from ltx2_cli.errors import RunError, UsageError
 from ltx2_cli.media.compare import STREAM_NAMES, video_differences
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.write import MASTERS
 from ltx2_cli.parallel.devices import find_devices
 from ltx2_cli.request.layers import ConfigLayer
@@ -163,7 +164,8 @@ def read_clip(path: Path) -> RecordedClip:
         keyframes = None if (generated := file.read_keyframes()) is None else fingerprint(generated)
         return RecordedClip(path, record, history, stage, latents, None, keyframes)
     video = path if facts["kind"] == "video" else path.with_suffix(".mp4")
-    compared = video.exists() and video.suffix.lower() not in MASTERS  # whose frames are not those of a clip
+    # the frames of a master, and of a video in HDR, are not those of a clip
+    compared = video.exists() and video.suffix.lower() not in MASTERS and not open_video(video).hdr
     return RecordedClip(path, record, history, stage, history.latents, video if compared else None)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import OpenEXR
 import pytest
 import torch
+from diffusers.pipelines.ltx2.image_processor import LTX2VideoHDRProcessor
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -131,6 +132,48 @@ def test_frames_of_linear_light_are_those_of_16_bits(
         assert pixels.dtype == np.float16
         np.testing.assert_allclose(pixels.astype(np.float64), frame, rtol=2e-3, atol=1e-4)
     assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "-o", "a%d/%05d.exr") == 2
+
+
+LOGC3 = LTX2VideoHDRProcessor._logc3_decompress
+
+
+def hlg_to_light(values: np.ndarray) -> np.ndarray:
+    """The inverse of BT.2100's HLG and of BT.2087's matrix, where diffuse white is 75 % of the signal."""
+    exponential = (np.exp((values - 0.55991073) / 0.17883277) + 0.28466892) / 12
+    scene = np.where(values <= 0.5, values**2 / 3, exponential)
+    white = (np.exp((0.75 - 0.55991073) / 0.17883277) + 0.28466892) / 12
+    to_bt2020 = [[0.627404, 0.329283, 0.043313], [0.069097, 0.919540, 0.011362], [0.016391, 0.088013, 0.895595]]
+    return scene / white @ np.linalg.inv(to_bt2020).T
+
+
+def test_light_of_an_hdr_lora_is_that_of_diffusers(
+    made: Path,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """LogC3, brighter than white in EXR files, and in HLG as far as that goes; with the audio and the record."""
+    mp4, prores, lossless = (tmp_path / name for name in ("clip.mp4", "clip.mov", "clip.mkv"))
+    names = [text for path in (mp4, prores, lossless, tmp_path / "light/%05d.exr") for text in ("-o", str(path))]
+    assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), "--hdr", *names) == 0
+    logc3 = by_diffusers(checkpoint, made / "latents.safetensors")
+    wanted = LOGC3(torch.from_numpy(logc3)).numpy()
+    assert wanted.max() > 2
+    exr = [OpenEXR.File(str(path)).channels()["RGB"].pixels for path in sorted((tmp_path / "light").iterdir())]
+    np.testing.assert_allclose(np.stack(exr).astype(np.float64), wanted, rtol=3e-3, atol=1e-3)
+    shown = hlg_to_light(frames_of(lossless, "rgb48le") / 65535)
+    in_range = (wanted > 0.01).all(-1) & (wanted < 3).all(-1)
+    assert in_range.sum() > 500
+    np.testing.assert_allclose(shown[in_range], wanted[in_range], rtol=0.02, atol=0.01)
+    for path, codec in ((mp4, "hevc (Main 10) (hvc1"), (prores, "prores (4444)"), (lossless, "ffv1")):
+        assert codec in streams(path)
+        assert "/bt2020/arib-std-b67" in streams(path)
+        assert "Audio" in streams(path)
+        assert run_program(monkeypatch, "info", str(path)) == 0
+        assert SMALL.prompt in capsys.readouterr().out
+    assert run_program(monkeypatch, "replay", "--verify", str(mp4)) == 0
+    assert "only latents are compared" in capsys.readouterr().err
 
 
 def test_levels_that_a_type_lacks_are_said(
@@ -298,6 +341,10 @@ def test_warnings_are_printed_before_the_work(
         (["o.png", "./o.png"], "o.png is named twice"),
         (["o/", "o/"], "o is named twice"),
         (["o/%05d.exr", "o/"], "o is named twice"),
+        (
+            ["a.mp4", "o/", "--hdr"],
+            "o would be of 8 bits, too few for HDR\nhint: -o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/%05d.exr",
+        ),
         (["o/a.png", "o/"], "o/a.png lies in o, which holds frames alone"),
         (["full"], "full holds frames\nhint: --force replaces them, or name another: -o FOLDER/"),
         (["mixed/", "--force"], "mixed holds other files than frames: mine.png\nhint: name another: -o FOLDER/"),
@@ -319,7 +366,7 @@ def test_wrong_outputs_are_refused(
         (tmp_path / name).touch()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    options = [text for name in outputs for text in (["-o", name] if name != "--force" else [name])]
+    options = [text for name in outputs for text in ([name] if name.startswith("--") else ["-o", name])]
     assert run_program(monkeypatch, "decode", str(made / "latents.safetensors"), *options) == 2
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
     assert sorted(tmp_path.rglob("*")) == before

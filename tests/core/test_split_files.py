@@ -176,13 +176,15 @@ def test_a_dev_denoiser_beside_the_distilled_folder_has_the_published_schedule(
     np.testing.assert_allclose(alone.stages[0].sigmas, [1, 0.75, 0.5, 0.25, 0])
 
 
-def test_a_lora_of_the_version_before_gets_a_warning(folder: Path, tmp_path: Path) -> None:
+def test_loras_of_the_version_before_and_of_hdr_get_a_warning(folder: Path, tmp_path: Path) -> None:
     target = "diffusion_model.transformer_blocks.0.attn1.to_q"
     factors = {f"{target}.lora_A.weight": np.zeros((2, 128)), f"{target}.lora_B.weight": np.zeros((128, 2))}
     files = [tmp_path / f"ltx-{version}-22b-style.safetensors" for version in ("2.3", "2.5")]
-    for path in files:
-        save_file({name: factor.astype(np.float32) for name, factor in factors.items()}, path)
-    warnings = plan_of(folder, lora=[*map(str, files)]).warnings
+    hdr = tmp_path / "light.safetensors"
+    for path, metadata in ((files[0], None), (files[1], {"hdr_transform": "none"}), (hdr, {"hdr_transform": "logc3"})):
+        save_file({name: factor.astype(np.float32) for name, factor in factors.items()}, path, metadata)
+    warnings = plan_of(folder, lora=[*map(str, files), str(hdr)]).warnings
+    assert [warning.partition(" makes HDR in LogC3, ")[0] for warning in warnings if "HDR" in warning] == [str(hdr)]
     assert [warning for warning in warnings if "was made for" in warning] == [
         f"{files[0]} was made for ltx2.3: ltx2.5 has the same layers, with other weights"
     ]

@@ -16,7 +16,7 @@ from ltx2_cli.artifacts.outputs import record_path
 from ltx2_cli.errors import MAKE_ROOM, RunError
 from ltx2_cli.media.clip import Media
 from ltx2_cli.media.probe import open_video
-from ltx2_cli.media.write import write_master, write_mp4, write_record
+from ltx2_cli.media.write import write_hlg, write_master, write_mp4, write_record
 
 LATENT_FRAME = 8 / 24  # seconds
 
@@ -220,3 +220,21 @@ def test_master_files_keep_levels_between_those_of_8_bits(tmp_path: Path, name: 
     assert np.abs(sound_of(tmp_path / name) - media.waveform).max() < 2**-22
     assert open_video(tmp_path / name).metadata == {"record": "seed: 3"}
     assert name.endswith("mkv") or "(tv, bt709" in description(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "most"), [("clip.mkv", 0.0005), ("clip.mov", 0.005), ("clip.mp4", 0.005)])
+def test_hlg_shows_light_as_broadcasters_do(tmp_path: Path, name: str, most: float) -> None:
+    """A grey card at 38 %, diffuse white at 75 % (ITU-R BT.2408), and a saturated red among the colours of BT.2020."""
+    red = np.sqrt(3 * 0.265 * 0.25 * np.array([0.6274, 0.0691, 0.0164]))  # of BT.709 in BT.2020 (ITU-R BT.2087)
+    # LogC3 of 0.18, 1.0 and 0 by ARRI's tables
+    cases = [((0.391, 0.391, 0.391), 0.379), ((0.5706, 0.5706, 0.5706), 0.75), ((0.4255, 0.0928, 0.0928), red)]
+    logc3, wanted = (np.array([np.broadcast_to(case[i], 3) for case in cases]) for i in (0, 1))
+    frames = np.round(logc3 * 65535).astype(np.uint16)[None, :, None, None].repeat(64, 2).repeat(64, 3)
+    media = replace(clip(frames=3), frames=frames.reshape(1, 192, 64, 3).repeat(3, 0))
+    write_hlg(media, tmp_path / name, {"record": "seed: 3"})
+    command = ["-vf", "scale=out_range=pc:flags=accurate_rnd", "-pix_fmt", "rgb48le", "-f", "rawvideo", "-"]
+    shown = np.frombuffer(ffmpeg("-i", tmp_path / name, *command).stdout, "<u2").reshape(3, 3, 64, 64, 3)
+    middle = shown[:, :, 16:48, 16:48] / 65535
+    assert np.abs(middle - wanted[:, None, None]).max() < most + 0.003  # the tables have three digits
+    assert open_video(tmp_path / name).hdr
+    assert open_video(tmp_path / name).metadata == {"record": "seed: 3"}

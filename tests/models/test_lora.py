@@ -12,7 +12,7 @@ from loras import distilled, factors, keys, linears, original, write, write_head
 from ltx2_cli.errors import UsageError
 from ltx2_cli.models.arch import ConnectorsArch, TransformerArch
 from ltx2_cli.models.connectors import TextConnectors
-from ltx2_cli.models.lora import find_adapters, reference_scale
+from ltx2_cli.models.lora import find_adapters, makes_hdr, reference_scale
 from ltx2_cli.models.networks import Networks, abstract_networks
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.request.spec import DType
@@ -200,6 +200,8 @@ def test_in_context_loras_say_how_large_references_are(tmp_path: Path) -> None:
     assert reference_scale(opened(tmp_path, shapes, dict(zip(names, "23", strict=True)))) == (2, 3)
     unsaid = open_lora(write_header(tmp_path / "LTX-2-IC-LoRA-pose.safetensors", shapes))
     assert reference_scale(unsaid) == (1, 1)
+    assert not makes_hdr(unsaid)
+    assert makes_hdr(open_lora(write_header(tmp_path / "ltx-2.3-22b-ic-lora-hdr-0.9.safetensors", shapes)))
     with pytest.raises(UsageError, match=r"its reference_downscale_factor is '0\.5', no whole number"):
         reference_scale(opened(tmp_path, shapes, {names[0]: "0.5"}))
 

@@ -17,6 +17,7 @@ class Decode(LatentsOptions):
     ltx2 decode out/fox.safetensors
     ltx2 decode out/fox.safetensors -o fox.mp4 -o fox.wav -o frames/ -o fox.png
     ltx2 decode out/fox.safetensors -o fox.mov -o plate/%05d.exr --dtype float32
+    ltx2 decode out/fox.safetensors --hdr -o fox.mp4 -o plate/%05d.exr --dtype float32
     ltx2 decode latents.safetensors --model ltx2.3 --fps 25 -o clip.mp4
     """
 
@@ -28,6 +29,7 @@ class Decode(LatentsOptions):
         ),
     ] = None
     silent: Annotated[bool, option(FILES, "Write videos without audio.")] = False
+    hdr: Annotated[bool, option(FILES, "Latents of an HDR LoRA: videos in HLG, EXR files brighter than white.")] = False
 
     def run(self, session: Session) -> None:
         """Write the files."""
@@ -36,4 +38,5 @@ class Decode(LatentsOptions):
 
         with synchronized(session.hosts):
             given, above = overrides(self), layers(self)
-        decode_clips(session, self.latents, given, above, names=self.files or (), silent=self.silent)
+        names = self.files or ()
+        decode_clips(session, self.latents, given, above, names=names, silent=self.silent, hdr=self.hdr)
