@@ -67,7 +67,7 @@ def _encode_videos(
                 height, width = _pixels(plan, size)
                 clip = np.stack([fitted(frame, height, width).reshape(height, -1) for frame in clips[shown.number]])
                 run = video_program(plan, size, len(clip))
-                encoded.append(to_host(run(vae, to_devices(clip[None], _parts(plan, size)))))
+                encoded.append(to_host(run(vae, to_devices(clip[None], image_sharding(plan, size)))))
             check_finite([np.isfinite(array).all() for array in encoded], "the latents of the input video are", plan)
             latents[number] = [array.reshape(-1, array.shape[-1]) for array in encoded]
     return latents
@@ -81,7 +81,7 @@ def _video_programs(plan: Plan, stages: Iterable[Stage]) -> list[Program]:
 def video_program(plan: Plan, size: tuple[int, int], num_frames: int) -> Program:
     """The program from pixels in [-1, 1] [videos, frames, height, width · 3] to normalised latents [videos, frames,
     height, width, channels] of this height and width; both are split over the devices."""
-    where, (height, width) = _parts(plan, size), _pixels(plan, size)
+    where, (height, width) = image_sharding(plan, size), _pixels(plan, size)
     pixels = jax.ShapeDtypeStruct((1, num_frames, height, 3 * width), np.float32, sharding=where)
     function = jitted(_latents, where, plan.sharding, convolves=True, sizes=pixels.shape, where=where)
     name = f"image {width}x{height}" if num_frames == 1 else f"video {width}x{height}x{num_frames}"
@@ -95,7 +95,7 @@ def _frames(video: Video, placed: PlacedVideo) -> np.ndarray:
     return video.frames[placed.skipped : placed.skipped + placed.num_frames]
 
 
-def _parts(plan: Plan, size: tuple[int, int]) -> NamedSharding:
+def image_sharding(plan: Plan, size: tuple[int, int]) -> NamedSharding:
     """Sharding of images whose latents have this height and width."""
     mesh = image_mesh(plan.sharding.mesh.devices.ravel(), (1, *size))
     return NamedSharding(mesh, PartitionSpec(None, None, *IMAGE_AXES))

@@ -61,7 +61,7 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
     text = text_bytes(plan.spec, arch, len(plan.prompts), stage.sharding)
     # In float32: sines and cosines for self-attention and towards the other stream, split over devices; latents and the
     # velocities of all passes, whole.
-    tokens = Streams(stage.geometry.video_tokens, stage.geometry.audio_frames)
+    tokens = Streams(stage.tile_geometry.video_tokens, stage.geometry.audio_frames)
     widths = [stream.width for stream in streams]
     ropes = sum(
         2 * FLOAT32_BYTES * count * (width + audio_width) // 2 for count, width in zip(tokens, widths, strict=True)
@@ -115,10 +115,10 @@ def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HER
 
 def _largest_part(plan: Plan, stage: Stage) -> float:
     """The largest part of a device's tokens that its layers compute at a time, relative to all."""
-    if not stage.geometry.video_tokens:
+    if not stage.tile_geometry.video_tokens:
         return 1.0
     with activate(stage.sharding):
-        rows, tokens = len(stage.passes) * plan.batch_size, stage.geometry.video_tokens
+        rows, tokens = len(stage.passes) * plan.batch_size, stage.tile_geometry.video_tokens
         sizes = part_sizes(rows, tokens, "tokens", eight_bits=False)
     return max(sizes) / sum(sizes)
 

@@ -10,7 +10,7 @@ import numpy as np
 from ltx2_cli.core.advice import in_float32
 from ltx2_cli.core.programs import UNDIAGNOSABLE
 from ltx2_cli.core.report import Report
-from ltx2_cli.core.stage_programs import StageRun, in_its_dtype
+from ltx2_cli.core.stage_programs import StageRun, in_its_dtype, of_tile
 from ltx2_cli.errors import NotFiniteError
 from ltx2_cli.models.transformer import Transformer
 from ltx2_cli.models.transformer_inputs import (
@@ -20,15 +20,22 @@ from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.phases import Phase, phase_name
 from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.spatial_tiles import Tile
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import not_finite
 
 
 def _finite_parts(
-    transformer: Transformer, latents: Streams[jax.Array], inputs: DenoiserInputs, sigma: jax.Array
+    transformer: Transformer,
+    latents: Streams[jax.Array],
+    inputs: DenoiserInputs,
+    sigma: jax.Array,
+    tile: Tile | None = None,
 ) -> jax.Array:
     """Whether parts of a forward are finite, bool [layers + 3]: text, the first layer's input, each output, the
-    velocities."""
+    velocities. Of a `tile`: its latents alone."""
+    if tile:
+        latents, inputs = of_tile(tile, latents, inputs)
 
     def finite(x: Streams[jax.Array]) -> jax.Array:  # without the tokens that fill up the devices
         own = [stream[:, : tokens.shape[1]] for stream, tokens in zip(x, latents, strict=True)]
@@ -77,7 +84,9 @@ def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
         "the output of the denoiser is finite, that of guidance and the step is not",
     )
     with suppress(*UNDIAGNOSABLE):
-        finite_parts = jitted(_finite_parts, sharding.replicated, sharding)  # compiled only here
-        finite = to_host(finite_parts(run.transformer, latents, run.inputs, sigma))
+        tiles = run.phase.stage.tiles
+        forwards = [{"tile": tiles.at(start)} for start in tiles.starts] if tiles else [{}]
+        parts_of = [jitted(_finite_parts, sharding.replicated, sharding, **tile) for tile in forwards]  # compiled here
+        finite = np.all([to_host(each(run.transformer, latents, run.inputs, sigma)) for each in parts_of], axis=0)
         return f": {parts[int(np.argmin([*finite, False]))]}"
     return ""

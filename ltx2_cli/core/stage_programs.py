@@ -1,7 +1,7 @@
 """A stage's compiled programs, their inputs, and the stage with its denoiser on the devices."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.segments import segment_weights
+from ltx2_cli.plan.spatial_tiles import SpatialTiles, Tile
 from ltx2_cli.plan.stages import Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
@@ -90,7 +91,7 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
     # The forward is for estimates: the number of turns of a loop is in its HLO only where the bounds are constant.
     branch = min(stage.stg_blocks) if Pass.PERTURBED in stage.passes else None
     sizes = plan.batch_size, stage.shapes, behind
-    ways = {"choices": tuple(stage.pass_counts), "sampler": find_sampler(stage.sampler)}
+    ways = {"choices": tuple(stage.pass_counts), "sampler": find_sampler(stage.sampler), "tiles": stage.tiles}
     loop = jitted(_denoise_steps, whole, sharding, ("latents",), sizes=sizes, **ways, **sizes_of_noise)
     cache = None
     if stage.first_block_cache is not None:
@@ -101,7 +102,7 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
         results, donated = (whole, whole, placed), ("latents", "cache")
         loop = jitted(_denoise_steps, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
 
-    velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch)
+    velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch, tile=stage.tiles and stage.tiles.first)
 
     def arguments() -> tuple[Any, ...]:
         return *inputs(), *schedule, seeds, step, step, *((cache.outputs(), sigma) if cache else ())
@@ -157,10 +158,11 @@ def _stage_rows(
     texts = [[plan.prompts.index(text) for text in own] for own in plan.texts]
     negative = [len(plan.prompts) - 1] * len(texts[0])
     contexts = [negative if each is Pass.UNCOND else own for own in texts for each in passes]
-    segments = segment_weights(plan.spec, stage.geometry)
-    tokens, tables = _conditions(stage, condition_latents), rope_tables(stage.geometry, plan.arch.transformer)
+    seen = stage.tile_geometry
+    segments = segment_weights(plan.spec, seen)
+    tokens, tables = _conditions(stage, condition_latents), rope_tables(seen, plan.arch.transformer)
     which, reuse = np.asarray(contexts, np.int32), PassReuse(passes, branch)
-    marked = stage.geometry.single_frames if stage.marks_keyframes else None
+    marked = seen.single_frames if stage.marks_keyframes else None
     which = which if segments else which[:, 0]
     return which, tables, masks, tokens, reuse, marked, _nag(plan.spec), segments
 
@@ -290,9 +292,12 @@ def _velocity(
     inputs: DenoiserInputs,
     sigma: jax.Array,
     branch: int | None = None,
+    tile: Tile | None = None,
 ) -> Streams[jax.Array]:
     """Noise minus clean of latents [videos, tokens, channels] in every pass, [passes, videos, tokens, channels].
-    `branch` in place of that of the inputs is known to the compiler."""
+    `branch` in place of that of the inputs is known to the compiler. Of a `tile`: its latents alone."""
+    if tile:
+        latents, inputs = of_tile(tile, latents, inputs)
     if branch is not None and inputs.reuse:
         inputs = inputs._replace(reuse=replace(inputs.reuse, branch=branch))
     return _by_pass(transformer(in_its_dtype(transformer, latents), sigma, inputs), latents)
@@ -306,6 +311,29 @@ def _by_pass(rows: Streams[jax.Array], latents: Streams[jax.Array]) -> Streams[j
             for stream, x in zip(rows, latents, strict=True)
         )
     )
+
+
+def of_tile(
+    tile: Tile, latents: Streams[jax.Array], inputs: DenoiserInputs
+) -> tuple[Streams[jax.Array], DenoiserInputs]:
+    """A tile's latents, and the inputs with the noise levels of its tokens, all that a forward reads of conditions."""
+    if video := inputs.conditions.video:
+        video = video._replace(level=tile.of(jnp.asarray(video.level), 0))
+    inputs = inputs._replace(conditions=inputs.conditions._replace(video=video))
+    return latents._replace(video=tile.of(latents.video, 1)), inputs
+
+
+def _in_tiles(tiles: SpatialTiles, velocity: Callable[[Tile], Streams[jax.Array]], tokens: int) -> Streams[jax.Array]:
+    """The velocities of all tiles, one after the other: of video's `tokens` blended by the tiles' weights, of audio
+    their mean."""
+    parts = jax.lax.map(lambda start: velocity(tiles.at(start)), jnp.asarray(tiles.starts))
+    planes = tokens // math.prod(tiles.clip)
+    *rows, _, channels = parts.video.shape[1:]
+    video = jnp.zeros((*rows, planes, *tiles.clip, channels), jnp.float32)
+    for part, weights, (top, left) in zip(parts.video, tiles.weights, tiles.starts, strict=True):
+        inside = (..., slice(top, top + tiles.size[0]), slice(left, left + tiles.size[1]), slice(None))
+        video = video.at[inside].add(part.reshape(*rows, planes, *tiles.size, channels) * weights[..., None])
+    return Streams(video.reshape(*rows, tokens, channels), parts.audio.astype(jnp.float32).mean(0))
 
 
 def in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
@@ -329,12 +357,14 @@ def _denoise_steps(
     *,
     choices: tuple[tuple[Pass, ...], ...],
     sampler: Sampler,
+    tiles: SpatialTiles | None,
     **sizes: Any,
 ) -> tuple[Any, ...]:
     """Latents after these steps, whether each stream is finite, and the cache after them if there is one."""
 
     def velocity(passes: tuple[Pass, ...], latents: Streams[jax.Array], sigma: jax.Array) -> Streams[jax.Array]:
-        return _velocity(transformer, latents, inputs.of_passes(passes), sigma)
+        run = partial(_velocity, transformer, latents, inputs.of_passes(passes), sigma)
+        return _in_tiles(tiles, lambda tile: run(tile=tile), latents.video.shape[1]) if tiles else run()
 
     def cached(
         latents: Streams[jax.Array], sigma: jax.Array, layers: LayerCache

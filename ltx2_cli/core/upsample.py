@@ -8,6 +8,7 @@ import numpy as np
 
 from ltx2_cli.core.advice import UPSAMPLE, check_finite, memory_for
 from ltx2_cli.core.components import Components, network_program
+from ltx2_cli.core.keyframes import enlarged_keyframes, keyframe_programs
 from ltx2_cli.core.programs import Program
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.state import RunState, all_latents
@@ -25,7 +26,8 @@ def upsample_stage(
     plan: Plan, stage: Stage, state: RunState, components: Components, report: Report
 ) -> tuple[Streams[np.ndarray], np.ndarray | None]:
     """The initial tokens of `stage`, float32 [videos, tokens, channels], and those behind its grid if it begins with
-    some: video and generated keyframes upsampled, one at a time, and audio with the length of the clip."""
+    some: video and generated keyframes upsampled, one at a time, or keyframes that it is given, drawn again; and audio
+    with the length of the clip."""
     latents, keyframes = all_latents(state), state.behind if stage.source_keyframes else None
     with memory_for(UPSAMPLE, plan), ExitStack() as loaded:
         names = ("statistics", "upsampler")
@@ -38,9 +40,13 @@ def upsample_stage(
 
         run = upsampling_programs(plan, stage)
         video = each(run[0], latents.video)
-        keyframes = each(run[1], keyframes) if keyframes is not None and len(run) > 1 else keyframes
+        if keyframes is not None and not (stage.between_keyframes or stage.holds_keyframes):
+            keyframes = each(run[1], keyframes)
         made = [video] if keyframes is None else [video, keyframes]
         check_finite([np.isfinite(x).all() for x in made], "the upsampled latents are", plan)
+    if keyframes is not None and stage.holds_keyframes:
+        with memory_for(UPSAMPLE, plan):
+            keyframes = enlarged_keyframes(plan, stage, keyframes, components, report)
     audio = _lasting(latents.audio, stage.geometry.audio_frames)
     if keyframes is not None and stage.between_keyframes:
         keyframes = np.concatenate([keyframes, _new_keyframes(stage, video)], axis=1)
@@ -71,7 +77,8 @@ def _behind(stage: Stage, source: np.ndarray, keyframes: np.ndarray | None) -> n
 
 def upsampling_programs(plan: Plan, stage: Stage) -> list[Program]:
     """The programs from the statistics, the upsampler and one video's tokens to the initial tokens of the stage: for
-    the clip, and for all of its keyframes if the stage begins with some of its own size."""
+    the clip, and for all of its keyframes if the stage begins with some of its own size; or those that draw keyframes
+    again."""
     assert stage.source is not None
     (_, channels, frames, *size), where = stage.source.video, plan.sharding.replicated
 
@@ -82,6 +89,8 @@ def upsampling_programs(plan: Plan, stage: Stage) -> list[Program]:
 
     height, width = size
     clip = program("upsample", (frames, height, width))
+    if stage.holds_keyframes:
+        return [clip, *keyframe_programs(plan, stage)]
     count = 0 if stage.between_keyframes else stage.source_keyframes
     return [clip, program("upsample keyframes", (count, height, width))] if count else [clip]
 

@@ -119,7 +119,11 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            times = _whole_forwards(plan, stage, read, away, rates) * stage.turns if phase in LOOPS else 1
+            times = (
+                _whole_forwards(plan, stage, read, away, rates) * stage.turns * stage.tile_count
+                if phase in LOOPS
+                else 1
+            )
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)
@@ -295,13 +299,14 @@ def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
     plan, stage, forward = whole.plan, estimate.stage, estimate.forward
     geometry, scale = stage.geometry, plan.arch.compression
     frames = max(window.latents.video.stop for window in stage.windows)
-    tokens = geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
+    tokens = stage.tile_geometry.video_tokens, geometry.audio_frames, plan.spec.max_sequence_length
     weights_alone = {"arguments_bytes": estimate.weights, "temporaries_bytes": None, "peak_bytes": None}
     return {
         "width": geometry.width * scale.pixels,
         "height": geometry.height * scale.pixels,
         "num_frames": (frames - 1) * scale.frames + 1,
         "windows": len(stage.windows),
+        "tiles": stage.tile_count,
         "mesh": dict(stage.sharding.mesh.shape),
         "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],

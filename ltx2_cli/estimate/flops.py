@@ -112,7 +112,7 @@ def vocoder_flops(vocoder: Vocoder | VocoderWithBWE, instants: int) -> int:
 
 def step_over(plan: Plan, stage: Stage, passes: tuple[Pass, ...]) -> Step:
     """A step of a stage over these of its passes."""
-    return step_of(plan.spec, plan.arch.transformer, stage.geometry, passes, len(plan.prompts))
+    return step_of(plan.spec, plan.arch.transformer, stage.tile_geometry, passes, len(plan.prompts))
 
 
 def phase_flops(plan: Plan, phase: str) -> float:

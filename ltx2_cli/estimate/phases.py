@@ -89,7 +89,13 @@ def read_bytes(plan: Plan, phase: str, sizes: Mapping[str, int]) -> int:
     """Bytes of the weights that a phase reads on each device; `sizes`: of `weight_bytes`."""
     if phase in LOOPS:
         return network_bytes(plan, stage_of(plan, phase).network)
-    return sum(sizes.get(name, 0) for name in PHASES[phase])
+    return sum(sizes.get(name, 0) for name in _networks_of(plan, phase))
+
+
+def _networks_of(plan: Plan, phase: str) -> tuple[str, ...]:
+    """Networks that a phase loads, also to draw keyframes again."""
+    draws = phase == UPSAMPLE and plan.stages[-1].holds_keyframes
+    return (*PHASES[phase], VIDEO_ENCODER) if draws else PHASES[phase]
 
 
 def offloaded_bytes(plan: Plan, phases: Collection[str]) -> int:
@@ -115,7 +121,8 @@ def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:
     resident = sum(sizes.values()) if plan.spec.keep_resident else 0
     moving = 0 if plan.sharding.mesh.devices.flat[0].platform == "cpu" else ON_THE_WAY * CHUNK_BYTES
     for phase in phases:
-        names = (*PHASES[phase], DENOISER) if phase == UPSAMPLE and DENOISE in phases else PHASES[phase]
+        names = _networks_of(plan, phase)
+        names = (*names, DENOISER) if phase == UPSAMPLE and DENOISE in phases else names
         loaded = max(resident, read_bytes(plan, phase, sizes), sum(sizes.get(name, 0) for name in names))
         loading = loaded + min(moving, loaded) + _largest_stack(plan, sizes.keys() & PHASES[phase])
         memory[phase] = PhaseMemory(loaded, loading, activation_bytes(plan, phase))
@@ -130,9 +137,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
     states = len(plan.prompts) * tokens * encoder.hidden_size * encoder.states
     match phase:
         case "input video":  # the activations of the first layers, which are the largest, of one image or video
-            channels, frames = plan.arch.vae.block_out_channels[0], plan.arch.compression.frames
-            at_once = max(min(count, frames) * patches for count, patches in encoded_videos(plan))
-            return LIVE_BUFFERS * at_once * channels * plan.spec.dtype.itemsize
+            frames = plan.arch.compression.frames
+            return _encoding_bytes(plan, max(min(count, frames) * patches for count, patches in encoded_videos(plan)))
         case "input audio":  # the activations of the first layers, which are the largest
             audio = plan.arch.audio_vae
             instants = audio.compression * plan.stages[-1].geometry.audio_frames
@@ -154,14 +160,29 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
-            return LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
+            own = LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
+            return (
+                own
+                if not plan.stages[-1].holds_keyframes
+                else max(own, _encoding_bytes(plan, _patches(plan) * math.prod(plan.latent_shapes.video[3:])))
+            )
         case "decode":
             return plan.decoding.bytes
     return denoise_bytes(plan, stage_of(plan, phase))
 
 
+def _encoding_bytes(plan: Plan, patches: int) -> int:
+    """The first layers' activations over so many patches of the video encoder."""
+    return LIVE_BUFFERS * patches * plan.arch.vae.block_out_channels[0] * plan.spec.dtype.itemsize
+
+
+def _patches(plan: Plan) -> int:
+    """Patches of the video encoder in a latent's height and width."""
+    return (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
+
+
 def encoded_videos(plan: Plan) -> list[tuple[int, int]]:
     """Frames, and patches of a frame, of each placed video."""
-    patches = (plan.arch.vae.spatial_compression_ratio // plan.arch.vae.patch_size) ** 2
+    patches = _patches(plan)
     shown = ((stage, video) for stage in plan.stages for video in stage.placed_videos)
     return [(video.num_frames, patches * math.prod(video.latent_size(stage.geometry))) for stage, video in shown]

@@ -17,7 +17,7 @@ Light = NDArray[np.float32]  # linear, 1: diffuse white
 
 def levels(frames: Frames) -> Light:
     """0 to 1 of frames of 8 or 16 bits."""
-    return frames.astype(np.float32) / (255 if frames.dtype == np.uint8 else 65535)
+    return frames.astype(np.float32) / np.float32(255 if frames.dtype == np.uint8 else 65535)
 
 
 def srgb_to_light(frames: Frames) -> Light:

@@ -130,10 +130,12 @@ def network_options(spec: RunSpec) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=4)
-def video_encoder(arch: Arch, dtype: DType) -> VideoVAE:
-    """The video autoencoder without its decoder and without weights. Built once, as `Checkpoint.networks`."""
+def video_encoder(arch: Arch, dtype: DType, decodes: bool) -> VideoVAE:
+    """The video autoencoder without weights, and without its decoder unless it also `decodes`. Built once, as
+    `Checkpoint.networks`."""
     vae = VideoVAE(Scope(dtype.value), arch.vae)
-    del vae.decoder
+    if not decodes:
+        del vae.decoder
     return vae
 
 

@@ -44,6 +44,9 @@ def check_rounds(spec: RunSpec, by: UpsampleFactors, keyframes: int | None) -> N
         raise UsageError(f"a clip is refined between keyframes that end its segments, and {found}", hint)
     if spec.segments:
         raise UsageError("a clip is not refined between keyframes with prompts by segment", typed("segments", []))
+    if (spec.second_stage.spatial_tiles or 1) > 1:
+        hint = typed("second_stage.spatial_tiles", 1)
+        raise UsageError("a clip is refined between keyframes or in tiles of its height and width", hint)
     if spec.windows > 1:
         raise UsageError(f"a clip is refined between keyframes or in {spec.windows} windows", typed("windows", 1))
     if (windows := spec.second_stage.keyframe_windows or 1) > keyframes:
@@ -54,12 +57,18 @@ def check_rounds(spec: RunSpec, by: UpsampleFactors, keyframes: int | None) -> N
 def keyframes_of_rounds(num_frames: int, segments: int, compression: int) -> list[tuple[float, float]]:
     """Frames that the keyframes of an upsampled clip span: the last of each segment, then one in the middle of each.
     Raises `UsageError` unless segments end where latents do, before and after the upsampling."""
+    ends = segment_ends(num_frames, segments, 2 * compression)
+    return [*ends, *((begin - ends[0][0] / 2, end - ends[0][0] / 2) for begin, end in ends)]
+
+
+def segment_ends(num_frames: int, segments: int, multiple: int) -> list[tuple[float, float]]:
+    """Frames that the keyframes at the ends of equal segments span. Raises `UsageError` unless the length of these is a
+    multiple of so many frames."""
     length, rest = divmod(num_frames - 1, segments)
-    if rest or length % (2 * compression):
+    if rest or length % multiple:
         sentence = f"{segments} keyframes do not divide {num_frames} frames into segments of whole latents"
         raise UsageError(sentence, f"latents that {typed('recipe', 'dfr')} saves")
-    places = [*range(length, num_frames, length), *range(length // 2, num_frames, length)]
-    return [(place, place + 1) for place in places]
+    return [(place, place + 1) for place in range(length, num_frames, length)]
 
 
 def segment_counts(segments: int, windows: int) -> list[int]:

@@ -22,7 +22,7 @@ from ltx2_cli.weights.lora import parse_lora
 from ltx2_cli.weights.published import CATALOG
 
 ONE_STAGE, TWO_STAGE, HQ = "one_stage", "two_stage", "hq"
-DISTILLED, DFR, DFR_TEMPORAL = FOR_DISTILLED = "distilled", "dfr", "dfr_temporal"
+DISTILLED, DFR, DFR_TEMPORAL, DFR_SPATIAL = FOR_DISTILLED = "distilled", "dfr", "dfr_temporal", "dfr_spatial"
 NEGATIONS = {"de", "non", "not", "un"}  # de-distilled: made to want guidance again
 NOT_DISTILLED = {"dev", "undistilled"}
 

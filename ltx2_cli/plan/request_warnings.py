@@ -17,6 +17,7 @@ from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
     DFR,
+    DFR_SPATIAL,
     DFR_TEMPORAL,
     DISTILLED,
     FOR_DISTILLED,
@@ -61,7 +62,9 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     if spec.recipe not in FOR_DISTILLED:
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
-        cure = f"no {option_name('recipe')}" if spec.recipe == DFR_TEMPORAL else typed("recipe", ONE_STAGE)
+        cure = (
+            f"no {option_name('recipe')}" if spec.recipe in (DFR_TEMPORAL, DFR_SPATIAL) else typed("recipe", ONE_STAGE)
+        )
         yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {cure}"
         return
     unguided = " ".join(

@@ -29,8 +29,9 @@ from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
 from ltx2_cli.plan.edit import edit_of
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
-from ltx2_cli.plan.keyframe_windows import check_rounds, keyframes_of_rounds, segment_slices
+from ltx2_cli.plan.keyframe_windows import check_rounds, keyframes_of_rounds, segment_ends, segment_slices
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
+from ltx2_cli.plan.spatial_tiles import SpatialTiles, plan_spatial_tiles
 from ltx2_cli.plan.windows import ClipWindow, plan_keyframe_windows, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
@@ -50,13 +51,16 @@ class StageSize(NamedTuple):
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     windows: tuple[ClipWindow, ...]
+    tiles: SpatialTiles | None  # None: one
 
     @property
     def at_once(self) -> Geometry:
         """The latents that are denoised at once."""
-        if len(self.windows) == 1:
-            return self.geometry
-        return max((window.geometry(self.geometry) for window in self.windows), key=lambda part: part.video_tokens)
+        parts = (
+            [window.geometry(self.geometry) for window in self.windows] if len(self.windows) > 1 else [self.geometry]
+        )
+        largest = max(parts, key=lambda part: part.video_tokens)
+        return self.tiles.geometry(largest) if self.tiles else largest
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Stage:
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     windows: tuple[ClipWindow, ...]  # of the whole clip
+    tiles: SpatialTiles | None  # of its latents, or of a window's; None: one
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
     step_passes: tuple[tuple[Pass, ...], ...] = ()  # of each step; empty: the conditional one alone
@@ -147,6 +152,16 @@ class Stage:
         lengths = [window.latents.video.stop - window.latents.video.start for window in self.windows]
         return len(lengths) if len(set(lengths)) == 1 else sum(lengths) / max(lengths)
 
+    @property
+    def tile_geometry(self) -> Geometry:
+        """The latents that a forward computes."""
+        return self.tiles.geometry(self.geometry) if self.tiles else self.geometry
+
+    @property
+    def tile_count(self) -> int:
+        """The number of forwards in place of one over all latents."""
+        return len(self.tiles.starts) if self.tiles else 1
+
     def first_alike(self, number: int) -> int:
         """The first window that has the same programs as this one: all have, but between keyframes."""
         if not self.between_keyframes:
@@ -196,6 +211,11 @@ class Stage:
         return self.follows_source or self.source_keyframes > 0
 
     @property
+    def holds_keyframes(self) -> bool:
+        """Whether the keyframes of the source are given, drawn again at its size: in tiles none are generated."""
+        return self.tiles is not None and self.source_keyframes > 0 and not self.between_keyframes
+
+    @property
     def holds_latents(self) -> bool:
         """Whether latents of the clip itself are conditions: those of the window before, the source, or its audio."""
         return any(condition.source == HELD for of in self.condition_slices for condition in of)
@@ -237,7 +257,7 @@ def measure_stages(
     rounds = bool(by and spec.second_stage.keyframe_windows)
     if by and rounds:
         check_rounds(spec, by, source and source.keyframes)
-    last = _measure(spec, arch, videos, size, spec.fps, by, source.keyframes if rounds and source else 0)
+    last = _measure(spec, arch, videos, size, spec.fps, by, source and source.keyframes)
     if by is None:
         return (last,)
     if by.time > 1 and any((condition.num_frames or 1) > 1 for condition in spec.conditions):
@@ -257,24 +277,30 @@ def _measure(
     size: tuple[int, int, int],
     fps: float,
     last: UpsampleFactors | None,
-    segments: int = 0,
+    known: int | None = None,
 ) -> StageSize:
     """Sizes of a stage for a clip of this size (frames, height, width); `last`: the factors before the second of two
-    stages; `segments`: those between the keyframes that a round begins with. Raises `UsageError` if references at
-    their scale have no whole latents."""
+    stages; `known`: the keyframes of the latents that it begins with, None: they are not made yet. Raises `UsageError`
+    if references at their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    compression = arch.compression.frames
-    keyframes = keyframes_of_rounds(size[0], segments, compression) if segments else generated_keyframes(spec, size[0])
+    compression, in_tiles = arch.compression.frames, last is not None and (spec.second_stage.spatial_tiles or 1) > 1
+    segments = known or 0 if last and spec.second_stage.keyframe_windows else 0
+    if segments:
+        keyframes = keyframes_of_rounds(size[0], segments, compression)
+    elif in_tiles and known is not None and known != spec.keyframes:
+        keyframes = segment_ends(size[0], known, compression) if known else []
+    else:
+        keyframes = generated_keyframes(spec, size[0])
     references = [video.reference for video in placed if video.reference]
     if last and spec.second_stage.follow_first:
         references.append(ReferenceGrid(arch.compression.latents(size[0]), ReferenceScale(last.up // last.down, 1)))
     if spec.windows > 1 and not segments and (keyframes or references):
         raise UsageError("tokens beside a clip cannot be split into windows", typed("windows", 1))
-    behind = (*shown, *keyframes), tuple(references), segments or len(keyframes)
+    behind = (*shown, *keyframes), tuple(references), segments or (0 if in_tiles else len(keyframes))
     geometry = clip_geometry(*size, fps, arch.compression, arch.transformer.scales, *behind)
     frames, audio_frames = geometry.frames * spec.running.video, geometry.audio_frames * spec.running.audio
-    by_segments = bool(segments or spec.keyframe_segments)
+    by_segments = bool(segments or spec.keyframe_segments or (in_tiles and known))
     geometry = replace(geometry, frames=frames, audio_frames=audio_frames, by_segments=by_segments)
     for _, (downscale, _) in references:
         if geometry.height % downscale or geometry.width % downscale:
@@ -285,7 +311,7 @@ def _measure(
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
     windows = plan_keyframe_windows(spec, geometry) if segments else plan_windows(spec, geometry)
-    return StageSize(geometry, shapes, placed, windows)
+    return StageSize(geometry, shapes, placed, windows, plan_spatial_tiles(spec, geometry) if last else None)
 
 
 def build_stages(
@@ -384,7 +410,7 @@ def _second_stage(
         network=STAGE2_DENOISER if STAGE2_DENOISER in deltas else DENOISER,
         connectors=STAGE2_CONNECTORS if STAGE2_CONNECTORS in deltas else CONNECTORS,
         source=source.shapes,
-        source_keyframes=source.keyframes if rounds or upsampled else 0,
+        source_keyframes=source.keyframes if rounds or upsampled or size.tiles else 0,
         between_keyframes=rounds,
         follows_source=bool(spec.second_stage.follow_first),
         keep_audio=bool(spec.second_stage.keep_audio or spec.second_stage.freeze_audio),
@@ -395,6 +421,10 @@ def _second_stage(
     if rounds:  # it hears the latents, also those of audio that was given
         stage = replace(stage, audio_conditions=0, condition_slices=stage.condition_slices._replace(audio=()))
     slices, frozen = stage.condition_slices, stage.frozen
+    if stage.holds_keyframes:
+        end, cells = sum(size.geometry.token_counts[:2]), size.geometry.height * size.geometry.width
+        start = end - stage.source_keyframes * cells
+        slices = slices._replace(video=(*slices.video, ConditionSlice(HELD, slice(start, end), start, 1.0)))
     if stage.follows_source:
         end = size.geometry.video_tokens
         start = end - size.geometry.token_counts[-1]
@@ -410,7 +440,7 @@ def _with_conditions(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
     strengths += [placed.strength for placed in stage.placed_videos if inputs.input_videos[placed.number].audio]
     edit = edit_of(spec, inputs.input_videos, stage.geometry)
     arch = inputs.checkpoint.arch
-    by_segment = spec.keyframe_segments or spec.second_stage.keyframe_windows
+    by_segment = spec.keyframe_segments or spec.second_stage.keyframe_windows or stage.tiles
     as_diffusers = spec.follows_diffusers and not by_segment  # its pipelines of these agree with ltx-core
     slices = condition_slices(stage.placed_videos, strengths, stage.geometry, arch.compression, edit)
     whole = Streams(

@@ -38,6 +38,7 @@ SECOND_STAGE = (
     "follow_first",
     "temporal_upsample",
     "keyframe_windows",
+    "spatial_tiles",
 )
 GIVEN = "the audio is given"
 

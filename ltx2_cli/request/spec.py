@@ -119,6 +119,7 @@ class SecondStageSpec:
     freeze_audio: bool | None  # the audio of the first stage is not noised: the video hears it as it is, and it is kept
     follow_first: bool | None  # the first stage's video is a reference, for an in-context LoRA of this stage
     keyframe_windows: int | None  # windows of whole segments between keyframes, with new ones in the middle of each
+    spatial_tiles: int | None  # along height and along width, whose velocities are blended; keyframes are given
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
 
 

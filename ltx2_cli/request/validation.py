@@ -23,6 +23,7 @@ LEAST_STEP = 1e-6  # smallest difference of noise levels
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_WINDOWS = 1000
+MAX_SPATIAL_TILES = 8  # along a side
 MAX_FRAMES = 2**14 + 1
 SHOWN = ("image", "video", "clip")  # kinds of conditions that have a place in a clip
 CLIP_TYPES = {True: "mp4", False: "wav"}  # of clips, with a video and without one
@@ -72,6 +73,7 @@ RANGES = {
     "segment_fade": Range(0, 60),
     "keyframes": Range(0, MAX_KEYFRAMES),
     "second_stage.keyframe_windows": Range(1, MAX_WINDOWS),
+    "second_stage.spatial_tiles": Range(1, MAX_SPATIAL_TILES),
     "num_videos": Range(1, MAX_VIDEOS),
     "loudness": Range(-70, 0),
     "image_crf": Range(0, MAX_CRF),

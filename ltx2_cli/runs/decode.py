@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ltx2_cli.artifacts.files import Output, user_path
 from ltx2_cli.artifacts.outputs import check_frames, check_outputs, read_files
-from ltx2_cli.diffusion.latents import open_latents
+from ltx2_cli.diffusion.latents import LatentsFile, open_latents
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.checks import clip_flaws
 from ltx2_cli.media.clip import Media
@@ -67,14 +67,7 @@ def decode_clips(
     key. `hdr`: the decoder's frames are in LogC3, and files show their light."""
     with synchronized(session.hosts) as facts:
         file = open_latents(user_path(path))
-        made = Streams(*map(all, file.shapes))
-        kinds = _kinds(names or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
-        if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
-            sentence = f"{file.path} holds {'audio' if made.audio else 'video'} alone, which {absent[0]} is not"
-            raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
-        if hdr and (dim := [path for path, kind in kinds.items() if kind not in (*OF_HLG, LINEAR, WAV)]):
-            sentence = f"{dim[0]} would be of 8 bits, too few for HDR"
-            raise UsageError(sentence, f"-o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/{LINEAR}")
+        kinds = _kinds_of(file, names, hdr)
         if "record" not in file.metadata:
             note_environment(session.report, given, layers.settings)
         spec = latents_request(file, given, layers, UNDENOISED, session)
@@ -115,17 +108,17 @@ def decode_clips(
     for path, kind in kinds.items():
         with report.activity("write"):
             shown = replace(media, waveform=media.waveform[:0]) if silent and kind != WAV else media
-            if hdr:
-                _write_hdr(shown, path, kind, file.metadata)
-            else:
-                _write(shown, path, kind, spec.prompt, file.metadata)
+            _write(shown, path, kind, spec.prompt, file.metadata, hdr)
         session.show(path, clip_flaws(media.in_8_bits) if path == files[0].path else ())
     session.finish(files, {"seeds": plan.spec.seeds})
 
 
-def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str]) -> None:
-    """Write a file of one of the kinds, of videos with the metadata of the latents."""
+def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[str, str], hdr: bool) -> None:
+    """Write a file of one of the kinds, of videos with the metadata of the latents; if `hdr`, the light of frames in
+    LogC3."""
     match kind:
+        case ".mp4" | ".mov" | ".mkv" if hdr:
+            write_hlg(media, path, metadata)
         case ".mp4":
             write_mp4(media.in_8_bits, path, metadata)
         case ".mov" | ".mkv":
@@ -133,22 +126,25 @@ def _write(media: Media, path: Path, kind: str, prompt: str, metadata: Mapping[s
         case ".wav":
             write_wav(media, path)
         case "%05d.exr":
-            write_linear_frames(media, path, srgb_to_light)
+            write_linear_frames(media, path, logc3_to_light if hdr else srgb_to_light)
         case ".png":
             write_contact_sheet([(prompt, media.in_8_bits)], path)
         case _:
             write_frames(media.in_8_bits, path)
 
 
-def _write_hdr(media: Media, path: Path, kind: str, metadata: Mapping[str, str]) -> None:
-    """Write a file of one of the kinds that show the light of frames in LogC3."""
-    match kind:
-        case ".wav":
-            write_wav(media, path)
-        case "%05d.exr":
-            write_linear_frames(media, path, logc3_to_light)
-        case _:
-            write_hlg(media, path, metadata)
+def _kinds_of(file: LatentsFile, names: Sequence[str], hdr: bool) -> dict[Path, str]:
+    """The kind of each file. Raises `UsageError` for those that the latents do not have, and that have too few bits for
+    HDR."""
+    made = Streams(*map(all, file.shapes))
+    kinds = _kinds(names or [str(file.path.with_suffix(".mp4" if made.video else WAV))])
+    if absent := [path for path, kind in kinds.items() if not (made.audio if kind == WAV else made.video)]:
+        sentence = f"{file.path} holds {'audio' if made.audio else 'video'} alone, which {absent[0]} is not"
+        raise UsageError(sentence, "-o FILE.wav" if made.audio else "-o FILE.mp4")
+    if hdr and (dim := [path for path, kind in kinds.items() if kind not in (*OF_HLG, LINEAR, WAV)]):
+        sentence = f"{dim[0]} would be of 8 bits, too few for HDR"
+        raise UsageError(sentence, f"-o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/{LINEAR}")
+    return kinds
 
 
 def _kinds(names: Sequence[str]) -> dict[Path, str]:

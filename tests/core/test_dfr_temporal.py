@@ -263,6 +263,7 @@ def test_rounds_double_the_frame_rate_of_saved_latents(
     [
         (["--set", "second_stage.keyframe_windows=3"], "3 windows are more than the 2 segments", "keyframe_windows=2"),
         (["--set", "second_stage.keyframe_windows=0"], "keyframe_windows 0 is not in 1 to", "keyframe_windows=1"),
+        (["--set", "second_stage.spatial_tiles=2"], "between keyframes or in tiles", "second_stage.spatial_tiles=1"),
         (["--set", "windows=2"], "is refined between keyframes or in 2 windows", "--set windows=1"),
         (["--set", "segments=[{start: 0.2, prompt: sun}]"], "with prompts by segment", "--set 'segments=[]'"),
         (["--set", "keyframes=2"], "the 2 of these latents do not", "latents that --recipe dfr saves"),

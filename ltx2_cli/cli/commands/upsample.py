@@ -35,6 +35,7 @@ class UpsampleCommand(LatentsOptions, KeepOptions):
     ltx2 upsample drafts-s3.safetensors drafts-s7.safetensors
     ltx2 upsample fox.safetensors --no-refine --latents-only --save-latents large.safetensors
     ltx2 upsample fox.safetensors --recipe dfr_temporal
+    ltx2 upsample fox.safetensors --recipe dfr_spatial
     """
 
     latents: Annotated[list[Path], argument("LATENTS", "Safetensors files of --save-latents.")]

@@ -1,0 +1,232 @@
+"""DFR's last stage, in tiles between given keyframes, against diffusers' pipeline, from the same folder and noise."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline
+from diffusers.pipelines.ltx2 import pipeline_ltx2_dfr
+from diffusers.pipelines.ltx2.dfr_layout import epilogue_tiles
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
+from diffusers.pipelines.ltx2.pipeline_ltx2_latent_upsample import LTX2LatentUpsamplePipeline
+from PIL import Image
+from safetensors.numpy import load_file
+
+from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
+from loras import ORIGINAL, write_lora
+from ltx2_cli import read_spec, resolve
+from ltx2_cli.artifacts.outputs import Product
+from ltx2_cli.core.components import Components
+from ltx2_cli.core.report import Report
+from ltx2_cli.core.run import state_from_latents
+from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.core.write import write
+from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.plan.stages import InitialLatents
+from ltx2_cli.request.spec import Streams
+from parity import randomise, relative_error
+from program import run_program, signal_at
+from tiny import LTX2_5, tiny_pipeline
+
+CONFIG = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1, "use_rational_resampler": False}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("model")
+    pipeline = tiny_pipeline(folder, 40, LTX2_5)
+    randomise(LTX2LatentUpsamplerModel(**CONFIG), seed=1).save_pretrained(folder / "latent_upsampler")
+    return Checkpoint(folder, pipeline)
+
+
+def asked(model: Checkpoint, source: InitialLatents | None, **keys: object) -> Plan:
+    exact = {"dtype": "float32", "text_encoder_dtype": "float32", "max_sequence_length": TEXT_TOKENS}
+    named = {"prompt": PROMPT, "model": str(model.folder), "recipe": "dfr_spatial", "seed": 5, "sharding": "single"}
+    return resolve(read_spec({**named, **exact, "image_crf": 0, **keys}), source)
+
+
+def drawn(
+    model: Checkpoint, segments: int, size: tuple[int, int], fps: float
+) -> tuple[Streams[np.ndarray], np.ndarray]:
+    """Normalised latents of a clip of segments of 8 frames, and its keyframes."""
+    sound = model.pipeline.audio_vae.config
+    rng, audio = np.random.default_rng(3), round((8 * segments + 1) / fps * 25)
+    shapes = [
+        (1, 8, segments + 1, *size),
+        (1, sound.latent_channels, audio, sound.mel_bins // 4),
+        (1, 8, segments, *size),
+    ]
+    video, audio_latents, keyframes = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    return Streams(video, audio_latents), keyframes
+
+
+def by_diffusers(
+    model: Checkpoint,
+    plan: Plan,
+    clip: Streams[np.ndarray],
+    keyframes: np.ndarray,
+    fps: float,
+    conditions: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> np.ndarray:
+    """The normalised latents of its pipeline, from those of its upsampler."""
+    pipeline = model.pipeline
+    pipeline.tokenizer.padding_side = "left"
+    names = ("vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transformer", "vocoder")
+    components = {name: pipeline.components[name] for name in names}
+    last = LTX2DFRPipeline(**components, scheduler=FlowMatchEulerDiscreteScheduler())
+    last.set_progress_bar_config(disable=True)
+    upsampler = LTX2LatentUpsamplerModel.from_pretrained(model.folder / "latent_upsampler")
+    mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
+    with torch.no_grad():
+        upsampled = LTX2LatentUpsamplePipeline(pipeline.vae, upsampler)(
+            latents=torch.from_numpy(clip.video) * std + mean, output_type="latent", return_dict=False
+        )[0]
+    packed = pipeline._pack_audio_latents(torch.from_numpy(clip.audio))
+    stats = pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std
+    packed = pipeline._denormalize_audio_latents(packed, *stats)
+    raw = pipeline._unpack_audio_latents(packed, clip.audio.shape[2], num_mel_bins=clip.audio.shape[3])
+    (stage,) = plan.stages
+    begin = torch.from_numpy(np.array(stage_programs(plan, 0).noise(np.asarray([5])).video))
+
+    def noise(shape: torch.Size, **_: object) -> torch.Tensor:
+        return begin.reshape(shape) if shape.numel() == begin.numel() else torch.zeros(shape)  # none of audio
+
+    monkeypatch.setattr(pipeline_ltx2_dfr, "randn_tensor", noise)
+    count, (height, width) = keyframes.shape[2], (2 * side for side in clip.video.shape[3:])
+    rebuilt = last.rebuild_epilogue_keyframes(
+        torch.from_numpy(keyframes) * std + mean, 0.0, 0.0, 0, torch.device("cpu"), torch.float32
+    )
+    wanted = last(
+        prompt=PROMPT,
+        latents=upsampled,
+        audio_latents=raw,
+        guidance_keyframe_latents=rebuilt,
+        guidance_keyframe_positions=[8 * number for number in range(1, count + 1)],
+        conditions=conditions or None,
+        generate_slots=False,
+        freeze_audio=True,
+        video_tiles=epilogue_tiles((clip.video.shape[2], height, width), 1, []),
+        height=height * 32,
+        width=width * 32,
+        num_frames=8 * count + 1,
+        frame_rate=fps,
+        sigmas=stage.sigmas[:-1].tolist(),
+        max_sequence_length=TEXT_TOKENS,
+        output_type="latent",
+    )
+    return normalised(pipeline, wanted.frames, wanted.audio)[0]
+
+
+@pytest.mark.parametrize(
+    ("segments", "size", "fps", "images"),
+    [(3, (2, 3), 25.0, False), (3, (8, 7), 25.0, False), (6, (8, 7), 50.0, True)],
+)
+def test_the_last_stage_equals_that_of_the_reference(
+    model: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    segments: int,
+    size: tuple[int, int],
+    fps: float,
+    images: bool,
+) -> None:
+    clip, keyframes = drawn(model, segments, size, fps)
+    shape = {"num_frames": 8 * segments + 1, "height": 32 * size[0], "width": 32 * size[1], "fps": fps}
+    shown, theirs = [], []
+    for number, (frame, index) in enumerate([(0, 0), (9, 2)] if images else []):
+        pixels = np.random.default_rng(number).integers(0, 256, (64 * size[0], 64 * size[1], 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        shown.append({"path": str(tmp_path / f"{number}.png"), "frame": frame})
+        theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, 1.0, 0))
+    source = InitialLatents(Streams(clip.video.shape, clip.audio.shape), fps, segments)
+    saved = {"save_latents": str(tmp_path / "made.safetensors"), "output": str(tmp_path / "made.mp4")}
+    plan = asked(model, source, conditions=shown, **shape, **saved, compat="diffusers")
+    start = state_from_latents([clip], keyframes=[keyframes])
+    ((path, _),) = write(plan, Components(plan), Report(), Product.latents, start)
+    made = load_file(path)
+    wanted = by_diffusers(model, plan, clip, keyframes, fps, theirs, monkeypatch)
+    assert relative_error(made["video"], wanted) <= 2e-5
+    np.testing.assert_array_equal(made["audio"], clip.audio)
+
+
+@pytest.fixture(scope="module")
+def draft(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved latents of two clips of two segments each, with keyframes, by the recipe `dfr`."""
+    folder = tmp_path_factory.mktemp("draft")
+    write_lora(folder / "upscaler.safetensors", model.pipeline, ORIGINAL, 3, {"reference_downscale_factor": "2"})
+    exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--height=128", "--width=128", "--num-frames=17"]
+    short = ["sigmas=[1.0,0.8,0.0]", "keyframe_segments=[8]", f"max_sequence_length={TEXT_TOKENS}"]
+    short += [f"second_stage.lora=[{folder / 'upscaler.safetensors'}]"]
+    words = [*exact, *(word for setting in short for word in ("--set", setting)), "--recipe=dfr", "--seed=3,4"]
+    saved = ["--draft", "--save-latents", str(folder / "draft.safetensors")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run_program(patch, "generate", "rain", "--model", str(model.folder), *words, *saved) == 0
+    return folder
+
+
+SHORT = ("--recipe", "dfr_spatial", "--set", "second_stage.sigmas=[0.9,0.5,0.0]")
+
+
+def test_saved_latents_are_refined_in_tiles(
+    draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also on eight devices, and stopped between steps; the keyframes are not kept."""
+    monkeypatch.chdir(draft)
+    drafts = sorted(map(str, draft.glob("draft-s*.safetensors")))
+
+    def make(name: str, *options: str, status: int = 0) -> list[dict[str, np.ndarray]]:
+        saved = ["-o", f"{name}.mp4", "--save-latents", f"{name}.safetensors"]
+        assert run_program(monkeypatch, "upsample", *drafts, *SHORT, *options, *saved) == status
+        return [load_file(path) for path in sorted(draft.glob(f"{name}-s*.safetensors"))]
+
+    once = make("once")
+    assert [clip.keys() for clip in once] == [{"video", "audio"}] * 2  # keyframes end with this stage
+    assert [clip["video"].shape[2:] for clip in once] == [(3, 4, 4)] * 2
+    capsys.readouterr()
+    assert run_program(monkeypatch, "upsample", *drafts, *SHORT, "--dry-run") == 0
+    assert "80 of video in 4 tiles of 45" in capsys.readouterr().out
+    others = {"eight": make("eight", "--sharding", "ironwood")}
+    with signal_at((1, 1, 1)):
+        make("stopped", "--save-run", "--save-run-every", "0", status=130)
+    (unfinished,) = draft.glob("stopped*.run")
+    assert run_program(monkeypatch, "resume", str(unfinished)) == 0
+    others["stopped"] = [load_file(path) for path in sorted(draft.glob("stopped-s*.safetensors"))]
+    for name, clips in others.items():
+        for clip, wanted in zip(clips, once, strict=True):
+            for stream, tokens in clip.items():
+                assert np.linalg.norm(tokens - wanted[stream]) <= 2e-5 * np.linalg.norm(wanted[stream]), name
+                assert name == "eight" or tokens.tobytes() == wanted[stream].tobytes(), name
+    assert run_program(monkeypatch, "replay", "--verify", "once-s3.mp4") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence", "hint"),
+    [
+        (["--set", "second_stage.spatial_tiles=5"], "5 tiles are more than the 4 latents", "spatial_tiles=4"),
+        (["--set", "second_stage.spatial_tiles=0"], "spatial_tiles 0 is not in 1 to 8", "spatial_tiles=1"),
+        (
+            ["--set", "second_stage.follow_first=true", "--set", "second_stage.lora=[upscaler.safetensors]"],
+            "that follows the first stage's video is not refined in tiles",
+            "--set second_stage.follow_first=false",
+        ),
+    ],
+)
+def test_what_tiles_cannot_take_is_refused(
+    draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    sentence: str,
+    hint: str,
+) -> None:
+    """Each with the nearest that is possible."""
+    monkeypatch.chdir(draft)
+    assert run_program(monkeypatch, "upsample", "draft-s3.safetensors", *SHORT, *options, "--dry-run") == 2
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert hint in message
