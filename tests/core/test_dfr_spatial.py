@@ -1,5 +1,6 @@
 """DFR's last stage, in tiles between given keyframes, against diffusers' pipeline, from the same folder and noise."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
+from devices import tpus
 from loras import ORIGINAL, write_lora
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.artifacts.outputs import Product
@@ -24,7 +26,12 @@ from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.write import write
-from ltx2_cli.plan.resolve import Plan
+from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.phases import phase_memory, phase_names
+from ltx2_cli.models.networks import DENOISER, PRESETS
+from ltx2_cli.plan.resolve import Plan, plan_offline
+from ltx2_cli.plan.spatial_tiles import plan_spatial_tiles
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
 from parity import randomise, relative_error
@@ -230,3 +237,48 @@ def test_what_tiles_cannot_take_is_refused(
     message = capsys.readouterr().err
     assert sentence in message
     assert hint in message
+
+
+@pytest.mark.parametrize(("size", "count"), [((44, 76), 2), ((4, 6), 2), ((34, 60), 2), ((2, 3), 2), ((35, 61), 3)])
+def test_tiles_are_those_of_the_reference_and_blend_to_one(size: tuple[int, int], count: int) -> None:
+    """Also of odd sides, whose tiles overlap by one more so that all have one size, and of three."""
+    geometry = Geometry(2, *size, 0, 24.0, PRESETS["ltx2.5"].transformer.scales)
+    spec = read_spec(prompt="a", model="ltx2.5")
+    tiles = plan_spatial_tiles(replace(spec, second_stage=replace(spec.second_stage, spatial_tiles=count)), geometry)
+    assert tiles is not None
+    total, (height, width) = np.zeros(size), tiles.size
+    for weights, (top, left) in zip(tiles.weights, tiles.starts, strict=True):
+        total[top : top + height, left : left + width] += weights
+    np.testing.assert_allclose(total, 1, atol=1e-6)
+    assert len(tiles.starts) == count**2
+    if count == 2 and not any(side % 2 for side in size):
+        for weights, start, wanted in zip(tiles.weights, tiles.starts, epilogue_tiles((2, *size), 1, []), strict=True):
+            assert start == (wanted.heights.start, wanted.widths.start)
+            np.testing.assert_allclose(weights, wanted.blend_weight[0], atol=1e-6)
+
+
+def test_the_published_stage_is_planned_without_its_files() -> None:
+    """Of 5 s at 1216x704: four tiles, with all keyframes, of which a forward has one."""
+    shapes = Streams((1, 128, 16, 22, 38), (1, 8, 126, 16))
+    request = read_spec(prompt="rain", model="ltx2.5", recipe="dfr_spatial")
+    plan = plan_offline(request, tpus("TPU v6 lite", 8), InitialLatents(shapes, 24.0, 5))
+    (stage,) = plan.stages
+    assert plan.spec.second_stage.upsampler.endswith("ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors")
+    assert (stage.sampler, stage.steps, stage.keep_audio, stage.network) == ("euler", 3, True, DENOISER)
+    assert (plan.num_frames, plan.spec.width, plan.spec.height) == (121, 2432, 1408)
+    assert (stage.geometry.video_tokens, stage.tile_geometry.video_tokens) == (70224, 25872)
+    assert [place for place, _ in stage.geometry.keyframes] == [24, 48, 72, 96, 120]
+    assert stage.tiles
+    assert stage.tiles.starts == ((0, 0), (0, 32), (16, 0), (16, 32))
+    assert not plan.warnings
+    memory = phase_memory(plan, phase_names(plan))
+    # by libtpu 0.0.42: 0.55 GB beside the weights (0.46 of temporaries)
+    assert 0.55e9 < memory["refine"].activations < 0.65e9
+    whole = plan_offline(
+        replace(request, second_stage=replace(request.second_stage, spatial_tiles=1)),
+        tpus("TPU v6 lite", 8),
+        InitialLatents(shapes, 24.0, 5),
+    )
+    assert whole.stages[0].tiles is None
+    refined = [estimate_plan(each).phase_seconds["refine"] for each in (plan, whole)]
+    assert 1 < refined[0] / refined[1] < 2, refined

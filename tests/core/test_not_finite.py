@@ -97,8 +97,9 @@ def test_a_resumed_run_searches_from_its_start(broken: Checkpoint) -> None:
             make_latents(plan, Components(plan), start=begin(), on_progress=keep)
 
 
-def test_the_step_of_the_second_stage_is_named(broken: Checkpoint, second: dict[str, object]) -> None:
-    plan = overflow(broken, plan_of(broken, TWO, 3, **second), 1, 1, 1)
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_the_step_of_the_second_stage_is_named(broken: Checkpoint, second: dict[str, object], tiles: int) -> None:
+    plan = overflow(broken, plan_of(broken, TWO, 3, **second, **{"second_stage.spatial_tiles": tiles}), 1, 1, 1)
     assert sentence(plan) == f"the video latents of stage 2 are not finite after step 2 of 3{BLOCK}"
 
 
