@@ -211,6 +211,28 @@ def test_saved_latents_are_refined_in_tiles(
     assert run_program(monkeypatch, "replay", "--verify", "once-s3.mp4") == 0
 
 
+def test_tiles_of_a_request_with_keyframes_of_its_own(
+    model: Checkpoint, draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are given to its second stage as those of saved latents are; without refinement there are no tiles."""
+    monkeypatch.chdir(draft)
+    tiles = ["--set", "second_stage.spatial_tiles=2", "--set", "second_stage.follow_first=false"]
+    tiles += ["--set", "second_stage.lora=[]", "--set", "second_stage.sigmas=[0.9,0.5,0.0]"]
+    keys = ["sigmas=[1.0,0.8,0.0]", "keyframe_segments=[8]", f"max_sequence_length={TEXT_TOKENS}"]
+    words = ["rain", "--model", str(model.folder), "--recipe=dfr", "--seed=3", *(f"--set={key}" for key in keys)]
+    exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--height=128", "--width=128", "--num-frames=17"]
+    assert run_program(monkeypatch, "generate", *words, *exact, *tiles, "--save-latents", "one.safetensors") == 0
+    saved = ["--save-latents", "two.safetensors", "-o", "two.mp4"]
+    assert run_program(monkeypatch, "upsample", "draft-s3.safetensors", *tiles, *saved) == 0
+    one, two = load_file("one.safetensors"), load_file("two.safetensors")
+    assert one.keys() == two.keys()
+    for stream in one:
+        np.testing.assert_array_equal(one[stream], two[stream])
+    capsys.readouterr()
+    assert run_program(monkeypatch, "upsample", "draft-s3.safetensors", *SHORT, "--no-refine", "--dry-run") == 0
+    assert "tiles" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "sentence", "hint"),
     [
