@@ -119,11 +119,8 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            times = (
-                _whole_forwards(plan, stage, read, away, rates) * stage.turns * stage.tile_count
-                if phase in LOOPS
-                else 1
-            )
+            parts_of_clip = stage.turns * stage.tile_count
+            times = _whole_forwards(plan, stage, read, away, rates) * parts_of_clip if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
             ratio = BY_DIFFUSION if by_diffusion else over_least(rates, plan.spec.compute, phase)

@@ -160,12 +160,9 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
-            own = LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
-            return (
-                own
-                if not plan.stages[-1].holds_keyframes
-                else max(own, _encoding_bytes(plan, _patches(plan) * math.prod(plan.latent_shapes.video[3:])))
-            )
+            clip = LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
+            keyframe = _encoding_bytes(plan, _patches(plan) * math.prod(plan.latent_shapes.video[3:]))
+            return max(clip, keyframe * plan.stages[-1].holds_keyframes)
         case "decode":
             return plan.decoding.bytes
     return denoise_bytes(plan, stage_of(plan, phase))

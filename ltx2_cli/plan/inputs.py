@@ -82,9 +82,10 @@ def open_inputs(
         arch, further_files[DIFFUSION_DECODER] = diffusion_decoder
         networks = networks._replace(vae=None, diffusion_decoder=DiffusionDecoder(Scope(spec.dtype.value), arch))
     videos, audio = read_input_videos(spec), read_input_audio(spec)
-    in_tiles = second is not None and (spec.second_stage.spatial_tiles or 1) > 1  # which draws keyframes again
-    if spec.conditions or in_tiles:
-        networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype, in_tiles))
+    in_tiles = second is not None and (spec.second_stage.spatial_tiles or 1) > 1
+    draws = in_tiles and checkpoint.arch.transformer.use_keyframes_abs_pos_embedding  # keyframes again
+    if spec.conditions or draws:
+        networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype, draws))
     if audio or any(video.audio for video in videos):
         networks = networks._replace(audio_encoder=audio_encoder(checkpoint.arch, spec.dtype))
     if checkpoint.files:

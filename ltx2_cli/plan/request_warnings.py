@@ -62,9 +62,8 @@ def recipe_warnings(spec: RunSpec, arch: Arch) -> Iterator[str]:
     if spec.recipe not in FOR_DISTILLED:
         return
     if not distilled and not any(strength for _, strength in map(parse_lora, spec.lora)):
-        cure = (
-            f"no {option_name('recipe')}" if spec.recipe in (DFR_TEMPORAL, DFR_SPATIAL) else typed("recipe", ONE_STAGE)
-        )
+        upsamples = spec.recipe in (DFR_TEMPORAL, DFR_SPATIAL)
+        cure = f"no {option_name('recipe')}" if upsamples else typed("recipe", ONE_STAGE)
         yield f"this model is not distilled, the recipe `{spec.recipe}` is not for it: {cure}"
         return
     unguided = " ".join(

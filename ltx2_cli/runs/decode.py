@@ -144,6 +144,8 @@ def _kinds_of(file: LatentsFile, names: Sequence[str], hdr: bool) -> dict[Path, 
     if hdr and (dim := [path for path, kind in kinds.items() if kind not in (*OF_HLG, LINEAR, WAV)]):
         sentence = f"{dim[0]} would be of 8 bits, too few for HDR"
         raise UsageError(sentence, f"-o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/{LINEAR}")
+    if hdr and {*kinds.values()} == {WAV}:
+        raise UsageError("audio has no HDR", "no --hdr, or a video too: -o FILE.mp4")
     return kinds
 
 

@@ -345,6 +345,7 @@ def test_warnings_are_printed_before_the_work(
             ["a.mp4", "o/", "--hdr"],
             "o would be of 8 bits, too few for HDR\nhint: -o FILE.mp4, FILE.mov, FILE.mkv or FOLDER/%05d.exr",
         ),
+        (["a.wav", "--hdr"], "audio has no HDR\nhint: no --hdr, or a video too: -o FILE.mp4"),
         (["o/a.png", "o/"], "o/a.png lies in o, which holds frames alone"),
         (["full"], "full holds frames\nhint: --force replaces them, or name another: -o FOLDER/"),
         (["mixed/", "--force"], "mixed holds other files than frames: mine.png\nhint: name another: -o FOLDER/"),

@@ -17,8 +17,9 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
+from compilers import needs_libtpu
 from devices import tpus
-from loras import ORIGINAL, write_lora
+from dfr import as_diffusers, drawn, networks, save_draft
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.components import Components
@@ -27,7 +28,9 @@ from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import phase_memory, phase_names
 from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.plan.resolve import Plan, plan_offline
@@ -55,21 +58,6 @@ def asked(model: Checkpoint, source: InitialLatents | None, **keys: object) -> P
     return resolve(read_spec({**named, **exact, "image_crf": 0, **keys}), source)
 
 
-def drawn(
-    model: Checkpoint, segments: int, size: tuple[int, int], fps: float
-) -> tuple[Streams[np.ndarray], np.ndarray]:
-    """Normalised latents of a clip of segments of 8 frames, and its keyframes."""
-    sound = model.pipeline.audio_vae.config
-    rng, audio = np.random.default_rng(3), round((8 * segments + 1) / fps * 25)
-    shapes = [
-        (1, 8, segments + 1, *size),
-        (1, sound.latent_channels, audio, sound.mel_bins // 4),
-        (1, 8, segments, *size),
-    ]
-    video, audio_latents, keyframes = (rng.standard_normal(shape, np.float32) for shape in shapes)
-    return Streams(video, audio_latents), keyframes
-
-
 def by_diffusers(
     model: Checkpoint,
     plan: Plan,
@@ -80,22 +68,14 @@ def by_diffusers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> np.ndarray:
     """The normalised latents of its pipeline, from those of its upsampler."""
-    pipeline = model.pipeline
-    pipeline.tokenizer.padding_side = "left"
-    names = ("vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transformer", "vocoder")
-    components = {name: pipeline.components[name] for name in names}
-    last = LTX2DFRPipeline(**components, scheduler=FlowMatchEulerDiscreteScheduler())
+    pipeline, (raw, given) = model.pipeline, as_diffusers(model, clip, keyframes)
+    last = LTX2DFRPipeline(**networks(model), scheduler=FlowMatchEulerDiscreteScheduler())
     last.set_progress_bar_config(disable=True)
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(model.folder / "latent_upsampler")
-    mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
     with torch.no_grad():
         upsampled = LTX2LatentUpsamplePipeline(pipeline.vae, upsampler)(
-            latents=torch.from_numpy(clip.video) * std + mean, output_type="latent", return_dict=False
+            latents=raw.video, output_type="latent", return_dict=False
         )[0]
-    packed = pipeline._pack_audio_latents(torch.from_numpy(clip.audio))
-    stats = pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std
-    packed = pipeline._denormalize_audio_latents(packed, *stats)
-    raw = pipeline._unpack_audio_latents(packed, clip.audio.shape[2], num_mel_bins=clip.audio.shape[3])
     (stage,) = plan.stages
     begin = torch.from_numpy(np.array(stage_programs(plan, 0).noise(np.asarray([5])).video))
 
@@ -104,13 +84,11 @@ def by_diffusers(
 
     monkeypatch.setattr(pipeline_ltx2_dfr, "randn_tensor", noise)
     count, (height, width) = keyframes.shape[2], (2 * side for side in clip.video.shape[3:])
-    rebuilt = last.rebuild_epilogue_keyframes(
-        torch.from_numpy(keyframes) * std + mean, 0.0, 0.0, 0, torch.device("cpu"), torch.float32
-    )
+    rebuilt = last.rebuild_epilogue_keyframes(given, 0.0, 0.0, 0, torch.device("cpu"), torch.float32)
     wanted = last(
         prompt=PROMPT,
         latents=upsampled,
-        audio_latents=raw,
+        audio_latents=raw.audio,
         guidance_keyframe_latents=rebuilt,
         guidance_keyframe_positions=[8 * number for number in range(1, count + 1)],
         conditions=conditions or None,
@@ -162,18 +140,7 @@ def test_the_last_stage_equals_that_of_the_reference(
 
 @pytest.fixture(scope="module")
 def draft(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved latents of two clips of two segments each, with keyframes, by the recipe `dfr`."""
-    folder = tmp_path_factory.mktemp("draft")
-    write_lora(folder / "upscaler.safetensors", model.pipeline, ORIGINAL, 3, {"reference_downscale_factor": "2"})
-    exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--height=128", "--width=128", "--num-frames=17"]
-    short = ["sigmas=[1.0,0.8,0.0]", "keyframe_segments=[8]", f"max_sequence_length={TEXT_TOKENS}"]
-    short += [f"second_stage.lora=[{folder / 'upscaler.safetensors'}]"]
-    words = [*exact, *(word for setting in short for word in ("--set", setting)), "--recipe=dfr", "--seed=3,4"]
-    saved = ["--draft", "--save-latents", str(folder / "draft.safetensors")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run_program(patch, "generate", "rain", "--model", str(model.folder), *words, *saved) == 0
-    return folder
+    return save_draft(model, tmp_path_factory.mktemp("draft"))
 
 
 SHORT = ("--recipe", "dfr_spatial", "--set", "second_stage.sigmas=[0.9,0.5,0.0]")
@@ -304,3 +271,16 @@ def test_the_published_stage_is_planned_without_its_files() -> None:
     assert whole.stages[0].tiles is None
     refined = [estimate_plan(each).phase_seconds["refine"] for each in (plan, whole)]
     assert 1 < refined[0] / refined[1] < 2, refined
+
+
+@needs_libtpu
+def test_tiles_are_compiled_for_tpus() -> None:
+    """The demo's second stage, with a kernel of TPUs in the loop over tiles; a forward of the estimate is a tile's."""
+    asked = {"prompt": "rain", "model": "demo", "recipe": "two_stage", "second_stage.spatial_tiles": 2}
+    plan = plan_offline(read_spec(asked), topology("v6e:2x2"))
+    assert plan.stages[1].tiles
+    programs = stage_programs(plan, 1)
+    loop, forward = (compile_program(each, plan.stages[1].sharding.mesh) for each in (programs.steps, programs.forward))
+    assert isinstance(loop, Compiled)
+    assert isinstance(forward, Compiled)
+    assert "tpu_custom_call" in loop.text

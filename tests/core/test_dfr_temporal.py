@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
 from devices import tpus
-from loras import ORIGINAL, write_lora
+from dfr import as_diffusers, drawn, networks, save_draft
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.components import Components
@@ -55,19 +55,6 @@ def asked(model: Checkpoint, source: InitialLatents | None, **keys: object) -> P
     return resolve(read_spec({**named, **exact, **upsampler, **keys}), source)
 
 
-def drawn(model: Checkpoint, segments: int, fps: float) -> tuple[Streams[np.ndarray], np.ndarray]:
-    """Normalised latents of a clip of segments of 8 frames, and its keyframes."""
-    sound = model.pipeline.audio_vae.config
-    rng, audio = np.random.default_rng(3), round((8 * segments + 1) / fps * 25)
-    shapes = [
-        (1, 8, segments + 1, 2, 3),
-        (1, sound.latent_channels, audio, sound.mel_bins // 4),
-        (1, 8, segments, 2, 3),
-    ]
-    video, audio, keyframes = (rng.standard_normal(shape, np.float32) for shape in shapes)
-    return Streams(video, audio), keyframes
-
-
 def by_diffusers(
     model: Checkpoint,
     plan: Plan,
@@ -78,19 +65,11 @@ def by_diffusers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
     """The clip, and its keyframes, after one round of its pipeline."""
-    pipeline = model.pipeline
-    pipeline.tokenizer.padding_side = "left"
-    names = ("vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transformer", "vocoder")
-    components = {name: pipeline.components[name] for name in names}
+    raw, given = as_diffusers(model, clip, keyframes)
     upsampler = LTX2LatentUpsamplerModel.from_pretrained(model.folder / "temporal")
     scheduler = LTXEulerAncestralRFScheduler(eta=0.5)
-    refine = LTX2DFRTemporalRefinePipeline(**components, scheduler=scheduler, temporal_latent_upsampler=upsampler)
+    refine = LTX2DFRTemporalRefinePipeline(**networks(model), scheduler=scheduler, temporal_latent_upsampler=upsampler)
     refine.set_progress_bar_config(disable=True)
-    mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
-    packed = pipeline._pack_audio_latents(torch.from_numpy(clip.audio))
-    stats = pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std
-    packed = pipeline._denormalize_audio_latents(packed, *stats)
-    raw = pipeline._unpack_audio_latents(packed, clip.audio.shape[2], num_mel_bins=clip.audio.shape[3])
     (stage,) = plan.stages
     windows = [phase for phase in plan.phases if isinstance(phase, Denoise)][::-1]  # in the order of time
     draws = iter([draws_of(stage_programs(plan, 0, phase.window).noise, phase, plan) for phase in windows])
@@ -108,10 +87,10 @@ def by_diffusers(
     count = keyframes.shape[2]
     return refine(
         prompt=PROMPT,
-        latents=torch.from_numpy(clip.video) * std + mean,
-        keyframes_latents=torch.from_numpy(keyframes) * std + mean,
+        latents=raw.video,
+        keyframes_latents=given,
         keyframe_positions=[8 * number for number in range(1, count + 1)],
-        audio_latents=raw,
+        audio_latents=raw.audio,
         conditions=conditions or None,
         height=64,
         width=96,
@@ -162,7 +141,7 @@ def test_a_round_equals_that_of_the_reference(
     whole."""
     monkeypatch.setattr(keyframe_windows, "KEYFRAME_STRENGTH", strength)
     monkeypatch.setattr(pipeline_ltx2_dfr_temporal_refine, "ANCHOR_KEYFRAME_STRENGTH", strength)
-    clip, keyframes = drawn(model, segments, fps)
+    clip, keyframes = drawn(model, segments, (2, 3), fps)
     audio = round((16 * segments + 1) / (2 * fps) * 25)
     clip = clip._replace(audio=clip.audio[:, :, :audio])  # one less than before where that is rounded
     size = {"num_frames": 8 * segments + 1, "height": 64, "width": 96, "fps": fps}
@@ -191,20 +170,9 @@ def test_a_round_equals_that_of_the_reference(
 
 @pytest.fixture(scope="module")
 def draft(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved latents of two clips of two segments each, by the recipe `dfr`."""
-    folder = tmp_path_factory.mktemp("draft")
     config = CONFIG | {"use_rational_resampler": False}
     randomise(LTX2LatentUpsamplerModel(**config), seed=1).save_pretrained(model.folder / "latent_upsampler")
-    write_lora(folder / "upscaler.safetensors", model.pipeline, ORIGINAL, 3, {"reference_downscale_factor": "2"})
-    exact = ["--dtype=float32", "--text-encoder-dtype=float32", "--height=128", "--width=128", "--num-frames=17"]
-    short = ["sigmas=[1.0,0.8,0.0]", "keyframe_segments=[8]", f"max_sequence_length={TEXT_TOKENS}"]
-    short += [f"second_stage.lora=[{folder / 'upscaler.safetensors'}]"]
-    words = [*exact, *(word for setting in short for word in ("--set", setting)), "--recipe=dfr", "--seed=3,4"]
-    saved = ["--draft", "--save-latents", str(folder / "draft.safetensors")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run_program(patch, "generate", "rain", "--model", str(model.folder), *words, *saved) == 0
-    return folder
+    return save_draft(model, tmp_path_factory.mktemp("draft"))
 
 
 def of_round(model: Checkpoint, *options: str) -> list[str]:
