@@ -19,17 +19,14 @@ SETTING = "--set"
 
 def command_line(alternative: "Alternative") -> str:
     """The typed command line with the values of an alternative, ready to be copied."""
-    from ltx2_cli.estimate.alternatives import FRACTION
-
     verbs, command = typed_command()
     assert command  # which is running
     words = sys.argv[1 + len(verbs) :]
-    variable = [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
     if verbs == ["batch"]:  # whose lines have values of their own
-        values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
-        return " and ".join([*variable, *([f"{values} in the line"] if values else [])])
+        return in_json(alternative, "line")
+    variable = _variables(alternative)
     if alternative.standalone and verbs != ["sweep"]:
-        words = ["--prompt", alternative.values["prompt"]]
+        words = [] if verbs == ["serve"] else ["--prompt", alternative.values["prompt"]]
         if command.requires_words:  # a clip or latents, of which it knows nothing
             verbs, command = ["generate"], COMMANDS["generate"]
     options = command.parameters.keys()
@@ -42,6 +39,18 @@ def command_line(alternative: "Alternative") -> str:
         added = f"\0{flag}\0{value}" if key in options else f"\0{SETTING}\0{key}={value}"
         typed = re.sub(given_before, "", typed) + added
     return " ".join([*variable, shlex.join(["ltx2", *verbs, *typed.split("\0")[1:]])])
+
+
+def in_json(alternative: "Alternative", place: str) -> str:
+    """The values of an alternative as JSON in a place: a line, or a request."""
+    values = ", ".join(f'"{key}": {_in_json(value)}' for key, value in alternative.options.items())
+    return " and ".join([*_variables(alternative), *([f"{values} in the {place}"] if values else [])])
+
+
+def _variables(alternative: "Alternative") -> list[str]:
+    from ltx2_cli.estimate.alternatives import FRACTION
+
+    return [f"{fraction_variable()}={FRACTION}"] if alternative.most_memory else []
 
 
 def _in_json(value: str) -> str:

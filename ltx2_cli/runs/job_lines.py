@@ -145,14 +145,15 @@ def job_values(line: Line) -> dict[str, Any]:
     if len(text.encode(errors="surrogateescape")) > MAX_TEXT:
         raise UsageError(f"it has more than {MAX_TEXT:,} bytes", WANTED_JOBS)
     if text.startswith("{"):
-        return _object(text)
+        return read_object(text)
     if quoted := JSON_TEXT.fullmatch(text):
         return _quoted(text, quoted["rest"])
     _check_prompt(text)
     return {"prompt": text}
 
 
-def _object(text: str) -> dict[str, Any]:
+def read_object(text: str) -> dict[str, Any]:
+    """The values of a JSON object. Raises `UsageError` for anything else, also for one that is nested too deep."""
     try:
         values = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:

@@ -146,6 +146,13 @@ class Jobs:
         """The request of a job."""
         return self._single(self.request(job.values), job.line, job.seed)
 
+    def claim(self, job: Job) -> bool:
+        """Whether a job that this worker could make is still wanted."""
+        return True
+
+    def begin(self, job: Job) -> None:
+        """The work from here on is for this job."""
+
     def add(self, result: Result) -> None:
         """Add the result of a job."""
         self.results.append(result)

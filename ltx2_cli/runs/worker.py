@@ -216,7 +216,7 @@ class Worker:
 
     def _lock(self, run: Run, locks: ExitStack) -> bool:
         """Whether this worker makes a run now; no other process does until the end of `locks`."""
-        if self.full:
+        if self.full or not self.jobs.claim(run.job):
             return False
         job, spec, force = run.job, run.spec, self.session.force
         files = [*outputs(spec), run_file(spec)]
@@ -333,6 +333,8 @@ class Worker:
             self.session.report.part("" if self.jobs.settings.piped else f"{clips} of {self.total}{left}")
             for run in runs:
                 run.begun = True
+        for run in runs if runs[0].begun else ():
+            self.jobs.begin(run.job)
         return runs[0].begun
 
     def _notice_storage(self, saver: RunSaver) -> None:

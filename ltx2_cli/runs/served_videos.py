@@ -1,0 +1,144 @@
+"""Videos that a server was asked for: a JSON file for each in its folder, and the queue of those that are not made."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import Empty, Queue
+from secrets import token_hex
+from threading import RLock
+from time import time, time_ns
+from typing import Any
+
+from ltx2_cli.artifacts.files import replacing
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.job_lines import MOST_READY, Line
+
+QUEUED, IN_PROGRESS, COMPLETED, BROKEN = "queued", "in_progress", "completed", "failed"
+MOST_QUEUED = 1000  # of more, a client would wait in vain
+
+
+def error_message(sentence: str, hint: str) -> str:
+    """An error as the one text that a client shows."""
+    return f"{sentence} (hint: {hint})" if hint else sentence
+
+
+@dataclass(frozen=True)
+class ServedVideo:
+    """A video that was asked for. Its facts are called as in the video API of OpenAI's client."""
+
+    id: str
+    created_at: int  # seconds since 1970
+    request: Mapping[str, Any]  # a line of jobs
+    model: str
+    prompt: str
+    seconds: str
+    size: str  # WIDTHxHEIGHT
+    seed: int
+    status: str = QUEUED
+    progress: int = 0  # percent
+    completed_at: int | None = None  # seconds since 1970
+    error: Mapping[str, str] | None = None  # of a failed one: code and message
+    flaws: tuple[str, ...] = ()  # of the clip: black, frozen, silent, …
+
+    def facts(self) -> dict[str, Any]:
+        """What a client is told."""
+        return {"object": "video", **{name: value for name, value in asdict(self).items() if name != "request"}}
+
+
+class ServedVideos:
+    """All videos of a folder, by the order in which they were asked for. Any thread may call it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.broken = list[Path]()  # files that are no videos, left as they are
+        self._lock, self._queue = RLock(), Queue[int]()
+        self._videos, self._numbers = dict[str, ServedVideo](), dict[int, str]()
+        for path in sorted(folder.glob("video_*.json")):
+            try:
+                values = json.loads(path.read_text())
+                video = ServedVideo(**{**values, "flaws": tuple(values["flaws"])})
+            except (OSError, ValueError, TypeError, KeyError):
+                self.broken.append(path)
+                continue
+            if video.status in (QUEUED, IN_PROGRESS):
+                self._enqueue(replace(video, status=QUEUED, progress=0))
+            else:
+                self._videos[video.id] = video
+
+    def new_id(self) -> str:
+        """The name of a video, after those of all earlier ones."""
+        return f"video_{time_ns():016x}{token_hex(8)}"
+
+    def path(self, video_id: str, suffix: str) -> Path:
+        """A file of a video."""
+        return self.folder / f"{video_id}{suffix}"
+
+    def add(self, video_id: str, request: Mapping[str, Any], spec: RunSpec, seed: int) -> ServedVideo:
+        """Keep a request, and put it into the queue."""
+        seconds, size = f"{spec.num_frames / spec.fps:.4g}", f"{spec.width}x{spec.height}"
+        video = ServedVideo(video_id, int(time()), request, spec.model, spec.prompt, seconds, size, seed)
+        with self._lock:
+            self._write(video)
+            self._enqueue(video)
+        return video
+
+    def get(self, video_id: str) -> ServedVideo | None:
+        """A video; None for another name."""
+        return self._videos.get(video_id)
+
+    def newest_first(self) -> list[ServedVideo]:
+        """All videos."""
+        with self._lock:
+            return [*reversed(self._videos.values())]
+
+    def unfinished(self) -> int:
+        """The number of videos that are queued or being made."""
+        with self._lock:
+            return sum(video.status in (QUEUED, IN_PROGRESS) for video in self._videos.values())
+
+    def delete(self, video_id: str) -> bool:
+        """Delete a video with its files, and take it out of the queue. False: it is being made."""
+        with self._lock:
+            if self._videos[video_id].status == IN_PROGRESS:
+                return False
+            del self._videos[video_id]
+            for file in self.folder.glob(f"{video_id}*"):
+                file.unlink(missing_ok=True)
+        return True
+
+    def arriving(self) -> Iterator[list[Line]]:
+        """The videos in the queue as lines of jobs, with all that are ready, as they arrive; it never ends."""
+        while True:
+            numbers = [self._queue.get()]
+            while len(numbers) < MOST_READY:
+                try:
+                    numbers.append(self._queue.get_nowait())
+                except Empty:
+                    break
+            videos = [(number, video) for number in numbers if (video := self.numbered(number))]
+            if videos:
+                yield [Line(number, json.dumps(video.request), "video") for number, video in videos]
+
+    def numbered(self, number: int) -> ServedVideo | None:
+        """The video of a line; None: it was deleted."""
+        return self._videos.get(self._numbers[number])
+
+    def change(self, number: int, **facts: Any) -> bool:
+        """Change facts of the video of a line, and keep them. Returns whether it is there."""
+        with self._lock:
+            if (video := self.numbered(number)) is None:
+                return False
+            self._videos[video.id] = video = replace(video, **facts)
+            if facts.keys() != {"progress"}:
+                self._write(video)
+        return True
+
+    def _enqueue(self, video: ServedVideo) -> None:
+        number = len(self._numbers) + 1
+        self._videos[video.id], self._numbers[number] = video, video.id
+        self._queue.put(number)
+
+    def _write(self, video: ServedVideo) -> None:
+        with replacing(self.path(video.id, ".json")) as temporary:
+            temporary.write_text(json.dumps(asdict(video), indent=2) + "\n")

@@ -1,0 +1,316 @@
+"""`ltx2 serve`, asked by OpenAI's client and by plain HTTP: its clips are those of `ltx2 generate`, a kill loses no
+request, and requests name no files."""
+
+import re
+import signal
+import socket
+import time
+import warnings
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from PIL import Image
+
+from forked import Forked, fork, run_main
+from ltx2_cli.runs.inspect import inspect
+from other_process import other_process
+from program import run_program
+
+pytestmark = pytest.mark.slow
+KEY = "a-key"
+SMALL = {"num_frames": 9, "num_inference_steps": 2}
+PATIENCE = 120  # seconds
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # of OpenAI's own server
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: Forked
+    url: str
+    folder: Path
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+    def ask(self, method: str, path: str, **content: Any) -> httpx2.Response:
+        """An answer to a request that OpenAI's client would not send."""
+        headers = {"Authorization": f"Bearer {KEY}", **content.pop("headers", {})}
+        return httpx2.request(method, f"{self.url}{path}", headers=headers, timeout=PATIENCE, **content)
+
+    def create(self, **values: Any) -> dict[str, Any]:
+        answer = self.ask("POST", "/v1/videos", json={**SMALL, **values})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def finished(self, video_id: str) -> dict[str, Any]:
+        """A video when it is over."""
+        for _ in range(10 * PATIENCE):
+            video = self.ask("GET", f"/v1/videos/{video_id}").json()
+            if video["status"] in ("completed", "failed"):
+                return video
+            time.sleep(0.1)
+        raise TimeoutError(said(self.process))
+
+
+def said(process: Forked) -> str:
+    return process.err.read_text() if process.err.exists() else ""
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Server]:
+    """A server of the demo in a process of its own."""
+    process = fork(folder, run_main, "serve", "--model", "demo", "--port", "0", "--folder", "videos", *options)
+    try:
+        for _ in range(10 * PATIENCE):
+            if found := re.search(r"^(http://\S+)/v1/videos$", said(process), re.MULTILINE):
+                break
+            assert process.poll() is None, said(process)
+            time.sleep(0.1)
+        else:
+            raise TimeoutError(said(process))
+        yield Server(process, found[1], folder / "videos")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.process.join(10)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "key.txt").write_text(f"{KEY}\n")
+    with serving(folder, "--api-key-file", "key.txt") as running:
+        yield running
+
+
+def record(path: Path) -> dict[str, Any]:
+    return inspect(path)["record"]
+
+
+def png(colour: str) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (128, 128), colour).save(file, "png")
+    return file.getvalue()
+
+
+def test_openai_client_gets_the_clip_that_generate_makes(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    video = server.client.videos.create(
+        prompt="a red ball", size="128x128", seconds="0.4", extra_body={"steps": 2, "seed": 7, "guidance_scale": 2}
+    )
+    assert (video.status, video.progress, video.size, video.seconds) == ("queued", 0, "128x128", "0.375")
+    seen = []
+    while not seen or seen[-1][0] not in ("completed", "failed"):
+        now = server.client.videos.retrieve(video.id)
+        seen.append((now.status, now.progress))
+    states, progress = zip(*dict.fromkeys(seen), strict=True)
+    assert [*dict.fromkeys(states)] == ["queued", "in_progress", "completed"]
+    assert list(progress) == sorted(progress)
+    assert progress[-1] == 100
+    assert any(0 < percent < 100 for percent in progress)
+    assert video.created_at <= (now.completed_at or 0) <= time.time()
+    server.client.videos.download_content(video.id).write_to_file(tmp_path / "served.mp4")
+
+    monkeypatch.chdir(tmp_path)
+    words = ["--num-frames", "9", "--steps", "2", "--seed", "7", "--guidance-scale", "2", "-o", "own.mp4"]
+    assert run_program(monkeypatch, "generate", "a red ball", "--model", "demo", *words) == 0
+    served, own = record(tmp_path / "served.mp4"), record(tmp_path / "own.mp4")
+    assert served["provenance"]["latents"] == own["provenance"]["latents"]
+    assert served["provenance"]["latents"]
+
+
+def test_seeds_are_drawn_and_told(server: Server):
+    first, second = (server.create(prompt="a ball") for _ in range(2))
+    assert first["seed"] != second["seed"]
+    server.finished(second["id"])
+    assert record(server.folder / f"{second['id']}.mp4")["seed"] == [second["seed"]]
+
+
+def test_images_of_forms_and_data_urls_begin_the_clip(server: Server):
+    image = png("green")
+    url = f"data:image/png;base64,{b64encode(image).decode()}"
+    form = server.client.videos.create(
+        prompt="a ball", input_reference=("a.png", image), extra_body={"num_frames": 9, "steps": 2, "seed": 7}
+    )
+    data = server.create(prompt="a ball", seed=7, input_reference={"image_url": url})
+    server.finished(data["id"])
+    made = [record(server.folder / f"{name}.mp4") for name in (form.id, data["id"])]
+    assert made[0]["provenance"]["latents"] == made[1]["provenance"]["latents"]
+    assert made[0]["conditions"][0]["sha256"] == sha256(image).hexdigest()
+    plain = server.create(prompt="a ball", seed=7)
+    server.finished(plain["id"])
+    assert record(server.folder / f"{plain['id']}.mp4")["provenance"]["latents"] != made[0]["provenance"]["latents"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"prompt": "a", "heigth": 128}, "unknown key `heigth`; closest: `height`"),
+        ({"prompt": "a", "num_frames": 20}, "nearest: num_frames: 17 or 25"),
+        ({"prompt": "a", "model": "sora-2"}, "nearest: demo"),
+        ({"prompt": "a", "size": "big"}, "for example: 768x512"),
+        ({"prompt": "a", "size": "128x128", "width": 128}, "`size` and `width` are one value"),
+        ({"prompt": "a", "seconds": 1, "num_frames": 9}, "`seconds` and `num_frames` are one value"),
+        ({"prompt": "a", "seconds": "long"}, "'long' is not like 5s"),
+        ({"prompt": "a", "seed": "1..3"}, "a request for each seed"),
+        ({"prompt": "a", "steps": 2, "num_inference_steps": 3}, "one value"),
+        ({"prompt": "a", "guidance": {"video": {"guidance_scal": 2}}}, "closest: `guidance.video.guidance_scale`"),
+        ({"prompt": " "}, "the prompt is empty"),
+        ({}, "the prompt is empty"),
+        ({"prompt": "a", "input_reference": {"image_url": "http://127.0.0.1/a.png"}}, "is no data URL"),
+        ({"prompt": "a", "input_reference": {"image_url": "data:image/png;base64,AAAA"}}, "neither an image nor"),
+        ({"prompt": "a", "lora": ["a.safetensors"]}, "ltx2 serve --lora"),
+        ({"prompt": "a", "conditions": [{"path": "/etc/hostname"}]}, "`conditions` is not taken"),
+        ({"prompt": "a", "audio": {"path": "/etc/hostname"}}, "`audio` is not taken"),
+        ({"prompt": "a", "init_noise": "/etc/hostname"}, "`init_noise` is not taken"),
+        ({"prompt": "a", "output": "/tmp/a.mp4"}, "`output` is not taken"),
+        ({"prompt": "a", "compile_cache": "/tmp"}, "`compile_cache` is not taken"),
+        ({"prompt": "a", "checkpoint": "/tmp"}, "`checkpoint` is not taken"),
+        ({"prompt": "a", "sharding.profile": "/tmp/a.yaml"}, "unknown key `sharding.profile`"),
+        ({"prompt": "a", "num_videos": 2}, "`num_videos` is not taken"),
+    ],
+    ids=str,
+)
+def test_bad_requests_are_refused_at_once(server: Server, fields: dict[str, Any], told: str):
+    before = sorted(server.folder.iterdir())
+    answer = server.ask("POST", "/v1/videos", json=fields)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert told in answer.json()["error"]["message"]
+    assert "--height" not in answer.text
+    assert sorted(server.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "told"),
+    [
+        ("POST", "/v1/videos", {"content": b"a ball"}, 400, "application/json or multipart/form-data"),
+        ("POST", "/v1/videos", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "no JSON"),
+        ("POST", "/v1/videos", {"content": b"[]", "headers": {"Content-Type": "application/json"}}, 400, "no JSON"),
+        ("POST", "/v1/videos", {"data": {"prompt": ["a", "b"]}}, 400, "`prompt` is there twice"),
+        ("POST", "/v1/videos", {"files": {"prompt": b"a ball"}}, 400, "`prompt` is a file"),
+        ("POST", "/v1/videos", {"files": {"input_reference": b"a"}, "data": {"prompt": "a"}}, 400, "neither an image"),
+        ("PUT", "/v1/videos", {}, 405, "Method Not Allowed"),
+        ("GET", "/v1/videos/absent", {}, 404, "no video 'absent'"),
+        ("GET", "/v1/videos/..%2Fkey.txt/content", {}, 404, ""),
+        ("DELETE", "/v1/videos/absent", {}, 404, "no video 'absent'"),
+        ("GET", "/v1/videos?limit=0", {}, 400, "1 to 100"),
+        ("GET", "/v1/videos?order=up", {}, 400, "asc or desc"),
+        ("GET", "/v1/videos?after=absent", {}, 404, "no video 'absent'"),
+        ("GET", "/v1/videos", {"headers": {"Authorization": "Bearer other"}}, 401, "Authorization: Bearer KEY"),
+        ("POST", "/v1/videos", {"headers": {"Authorization": ""}, "json": {"prompt": "a"}}, 401, "missing or wrong"),
+    ],
+)
+def test_other_requests_are_refused(
+    server: Server, method: str, path: str, content: dict[str, Any], status: int, told: str
+):
+    answer = server.ask(method, path, **content)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert told in answer.json()["error"]["message"]
+
+
+def test_a_huge_body_is_refused(server: Server):
+    for limit, status in ((2**26, 400), (2**26 + 1, 413)):  # as much as is taken is read, and is no JSON
+        content, kind = bytes(limit), {"Content-Type": "application/json"}
+        assert server.ask("POST", "/v1/videos", content=content, headers=kind).status_code == status
+
+
+def test_health_and_models_are_told(server: Server):
+    health = server.ask("GET", "/health", headers={"Authorization": ""}).json()
+    assert (health["status"], health["model"]) == ("ok", "demo")
+    assert [model.id for model in server.client.models.list()] == ["demo"]
+
+
+def test_videos_are_listed_and_deleted(server: Server):
+    made = [server.create(prompt="a ball", num_inference_steps=20)["id"] for _ in range(4)]
+    first, second, third, fourth = made
+    assert [video.id for video in server.client.videos.list(limit=2)][:4] == made[::-1]  # of several pages
+    oldest = [video.id for video in server.client.videos.list(order="asc")]
+    assert oldest[-4:] == made
+    for video, later in ((first, fourth), (second, third)):  # the third is with the worker, beside the second
+        while server.client.videos.retrieve(video).status == "queued":
+            pass
+        assert server.ask("DELETE", f"/v1/videos/{video}").status_code == 409  # it is being made
+        assert server.ask("GET", f"/v1/videos/{video}/content").status_code == 409
+        assert server.client.videos.delete(later).deleted
+        assert server.finished(video)["status"] == "completed"
+    server.finished(server.create(prompt="a ball")["id"])
+    for video in (third, fourth):
+        assert server.ask("GET", f"/v1/videos/{video}").status_code == 404
+        assert not [*server.folder.glob(f"{video}*")]
+    part = server.ask("GET", f"/v1/videos/{first}/content", headers={"Range": "bytes=4-7"})
+    assert (part.status_code, part.content, part.headers["content-type"]) == (206, b"ftyp", "video/mp4")
+    assert server.ask("GET", f"/v1/videos/{first}/content?variant=thumbnail").status_code == 400
+    (server.folder / f"{first}.mp4").unlink()
+    assert server.ask("GET", f"/v1/videos/{first}/content").status_code == 410
+    server.client.videos.delete(second)
+    assert not [*server.folder.glob(f"{second}*")]
+
+
+def test_a_video_that_does_not_fit_fails_and_says_what_does(server: Server):
+    video = server.finished(server.create(prompt="a ball", size="8192x8192", num_frames=97)["id"])
+    assert video["status"] == "failed"
+    assert re.search(r'"\w+": \d+ in the request', video["error"]["message"])
+
+
+def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
+    with serving(tmp_path) as server:
+        videos = [server.create(prompt="a ball", seed=seed, num_inference_steps=20)["id"] for seed in range(2)]
+        while server.ask("GET", f"/v1/videos/{videos[0]}").json()["status"] == "queued":
+            pass
+    (tmp_path / "videos/video_0.json").write_text("{}")
+    with serving(tmp_path) as server:
+        assert [server.finished(video)["status"] for video in videos] == ["completed"] * 2
+        assert server.ask("GET", f"/v1/videos/{videos[1]}/content").content[4:8] == b"ftyp"
+        assert "an earlier server did not finish: 2" in said(server.process)
+        assert "video_0.json is no video, and left as it is" in said(server.process)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.process.join(10)
+        assert server.process.returncode == 130
+    assert (tmp_path / "videos/video_0.json").read_text() == "{}"
+
+
+def test_a_place_that_is_taken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run_program(monkeypatch, "serve", "--model", "demo", "--port", str(port)) == 2
+        assert f"nearest: --port {port + 1}" in capsys.readouterr().err
+    with other_process(tmp_path / "out/queue"):
+        assert run_program(monkeypatch, "serve", "--model", "demo", "--port", "0") == 2
+    assert "another server has the folder" in capsys.readouterr().err
+    (tmp_path / "key.txt").write_text("\n")
+    for words, told in (
+        (("--host", "1.2.3.4"), "nearest: --host 127.0.0.1"),
+        (("--host", "absent.invalid"), "nearest: --host 127.0.0.1"),
+        (("--api-key-file", "key.txt"), "key.txt has no key"),
+        (("--api-key-file", "absent.txt"), "absent.txt cannot be read"),
+        (("--height", "100"), "nearest: --height"),
+        (("--set", "num_videos=2"), "leave num_videos out"),
+    ):
+        assert run_program(monkeypatch, "serve", "--model", "demo", "--port", "0", *words) == 2
+        assert told in capsys.readouterr().err
+    assert run_program(monkeypatch, "serve", "--model", "ltx2", "--port", "0") == 3  # before anything is downloaded
+    assert "ltx2 serve" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_the_plan_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert run_program(monkeypatch, "serve", "--model", "demo", "--port", "0", "--dry-run") == 0
+    assert "20 steps" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
