@@ -18,7 +18,7 @@ from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.estimate import Estimate, estimate_plan
 from ltx2_cli.estimate.fit import choose
 from ltx2_cli.nn.kernels.dispatch import NATIVE
-from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION
+from ltx2_cli.parallel.devices import DEFAULT_FRACTION, PLANNABLE_FRACTION, computes_in_float32
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Offload, RunSpec, WeightType
@@ -46,7 +46,8 @@ def named_gpu(kind: str, fraction: float = DEFAULT_FRACTION) -> tuple[DescribedD
     """One GPU of a kind whose memory and rates are known."""
     known = chip(kind)
     assert known
-    return tuple(replace(device, device_kind=kind) for device in gpu(known.hbm_bytes / 1e9, fraction))
+    described = gpu(known.hbm_bytes / 1e9, fraction)
+    return tuple(replace(device, device_kind=kind, compute_capability=known.compute_capability) for device in described)
 
 
 def described_cpu(gigabytes: int) -> tuple[DescribedDevice, ...]:
@@ -74,6 +75,7 @@ MACHINES = (
     Machine("1 RTX 4090, 24 GB", named_gpu("NVIDIA GeForce RTX 4090"), INT4),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT8, LAYERS)),
     Machine("1 RTX 4080, 16 GB", named_gpu("NVIDIA GeForce RTX 4080"), (*INT4, FEED_FORWARD)),
+    Machine("1 T4, 16 GB", named_gpu("Tesla T4"), (*INT8, LAYERS)),
     Machine("1 RTX 3060, 12 GB", named_gpu("NVIDIA GeForce RTX 3060"), (*INT8, LAYERS)),
     Machine("1 RTX 4060, 8 GB", named_gpu("NVIDIA GeForce RTX 4060", MOST), (*INT8, LAYERS), note=" (1)"),
     Machine("a CPU, 64 GB", described_cpu(64)),
@@ -106,7 +108,10 @@ def fit_table() -> Iterator[str]:
 
 def native(plan: Plan, machine: Machine) -> Plan:
     """The plan with the attention that runs on the machine: cuDNN may be missing where this program runs."""
-    attention = NATIVE[machine.devices[0].platform][0]
+    device = machine.devices[0]
+    if device.platform == "gpu" and computes_in_float32(device):
+        return plan  # cuDNN has none for it
+    attention = NATIVE[device.platform][0]
     stages = (replace(stage, sharding=replace(stage.sharding, attention=attention)) for stage in plan.stages)
     return replace(plan, sharding=replace(plan.sharding, attention=attention), stages=tuple(stages))
 

@@ -12,6 +12,7 @@ from ltx2_cli.models.networks import DENOISER
 from ltx2_cli.nn.kernels.xla import SCORE_BYTES
 from ltx2_cli.nn.token_parts import part_sizes
 from ltx2_cli.parallel.constrain import activate
+from ltx2_cli.parallel.devices import computes_in_float32
 from ltx2_cli.plan.decoding import bytes_left_after
 from ltx2_cli.plan.resolve import DECODERS, Plan
 from ltx2_cli.plan.stages import Stage
@@ -92,24 +93,26 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
 
 def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HERE) -> int:
     """Bytes on a device of copies of a network's weights: of layers that came from the host; of a layer of int4, whose
-    numbers are unpacked, but for TPUs, where products do that; and on a CPU, where XLA converts other types to float32,
-    of a layer and of the largest matrix outside the layers."""
-    arrived, platform = turns_here * host_bytes(plan, name) // layers, plan.sharding.mesh.devices.flat[0].platform
-    if platform == "tpu":
+    numbers are unpacked, but for TPUs, where products do that; and where XLA computes in float32, of the largest
+    matrix of products, on a CPU of any, and of a layer."""
+    arrived, device = turns_here * host_bytes(plan, name) // layers, plan.sharding.mesh.devices.flat[0]
+    on_cpu, widens = device.platform == "cpu", computes_in_float32(device)
+    if device.platform == "tpu":
         return arrived
-    on_cpu = platform == "cpu"
     place, layer, largest = placement(plan, name), 0, 0
     for alike in kinds(plan.network(name)):
         value = alike[0].get_value()
-        if not on_cpu and value.dtype != INT4:
+        if not (on_cpu or (widens and "vocab" not in alike[0].axes) or value.dtype == INT4):
             continue
         matrix = max(jax.tree.leaves(placed(value, place(alike[0]))), key=attrgetter("size"))
-        size = (FLOAT32_BYTES if on_cpu else 1) * math.prod(matrix.sharding.shard_shape(value.shape))
+        numbers = math.prod(matrix.sharding.shard_shape(value.shape))
         if matrix.ndim > 1 and matrix.dtype.itemsize < FLOAT32_BYTES:
-            if alike[0].layers:
-                layer += len(alike) * size // layers
-            else:
-                largest = max(largest, size)
+            in_layers = bool(alike[0].layers)
+            if in_layers and (on_cpu or value.dtype == INT4):
+                layer += len(alike) * numbers * (FLOAT32_BYTES if on_cpu else 1) // layers
+            if not (in_layers and (on_cpu or not widens)):
+                one = numbers // layers if in_layers else numbers
+                largest = max(largest, one * (FLOAT32_BYTES if widens else 1))
     return arrived + layer + largest
 
 

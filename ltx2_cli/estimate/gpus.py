@@ -22,10 +22,12 @@ class Limits(NamedTuple):
 
     float32_units: int
     threads: int
-    shared_kib: int  # memory that its blocks share; a block gets 1 KiB less
+    shared_kib: int  # memory that its blocks share
+    reserved_kib: int = 1  # of it, that no block gets
 
 
 SM_LIMITS = {
+    "7.5": Limits(64, 1024, 64, reserved_kib=0),
     "8.0": Limits(64, 2048, 164),
     "8.6": Limits(128, 1536, 100),
     "8.9": Limits(128, 1536, 100),
@@ -165,5 +167,5 @@ def _target(chip: Chip) -> str:
         # 9.0a and 10.0a: with the matrix instructions of that generation alone
         extension="ACCELERATED_FEATURES" if int(major) >= 9 else "NONE",
         shared=limits.shared_kib * 1024,
-        shared_by_block=(limits.shared_kib - 1) * 1024,
+        shared_by_block=(limits.shared_kib - limits.reserved_kib) * 1024,
     )

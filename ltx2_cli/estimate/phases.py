@@ -21,6 +21,8 @@ from ltx2_cli.core.report import DECODE, DENOISE
 from ltx2_cli.core.run import START
 from ltx2_cli.core.state import RunState, missing_contexts
 from ltx2_cli.models.networks import DENOISER
+from ltx2_cli.nn.layers import convolved_itemsize
+from ltx2_cli.parallel.devices import computes_in_float32
 from ltx2_cli.plan.inputs import AUDIO_ENCODER, STAGE2_DENOISER, VIDEO_ENCODER
 from ltx2_cli.plan.phases import Denoise, Upsample
 from ltx2_cli.plan.resolve import DECODERS, Plan
@@ -150,8 +152,10 @@ def activation_bytes(plan: Plan, phase: str) -> int:
             return 2 * states * spec.text_encoder_dtype.itemsize + scores + copied
         case "connect":  # the result, its features, as many scaled for each stream, and the whole contexts
             itemsize, connectors = spec.dtype.itemsize, plan.arch.connectors
-            on_gpus = plan.sharding.mesh.devices.flat[0].platform == "gpu"
-            feature = itemsize if on_gpus else FLOAT32_BYTES  # XLA for GPUs keeps none of them in float32
+            device = plan.sharding.mesh.devices.flat[0]
+            on_gpus = device.platform == "gpu"
+            # XLA for GPUs that compute in 16 bits keeps none of them in float32.
+            feature = itemsize if on_gpus and not computes_in_float32(device) else FLOAT32_BYTES
             scaled = itemsize if connectors.per_modality_projections else 0
             contexts = len(plan.prompts) * plan.text_tokens * sum(connectors.widths) * itemsize
             layers = min(part.layers for part in connectors.connectors)
@@ -160,7 +164,8 @@ def activation_bytes(plan: Plan, phase: str) -> int:
         case "upsample":  # whole on every device; the widest activation is that at the larger size
             assert plan.networks.upsampler is not None
             (channels,) = plan.networks.upsampler.norm_in.scale.get_value().shape
-            clip = LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * plan.spec.dtype.itemsize
+            itemsize = convolved_itemsize(plan.networks.upsampler.conv_in.kernel, plan.sharding.mesh.devices.flat[0])
+            clip = LIVE_UPSAMPLER * math.prod(plan.latent_shapes.video[2:]) * channels * itemsize
             keyframe = _encoding_bytes(plan, _patches(plan) * math.prod(plan.latent_shapes.video[3:]))
             return max(clip, keyframe * plan.stages[-1].holds_keyframes)
         case "decode":

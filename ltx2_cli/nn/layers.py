@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ltx2_cli.parallel.constrain import active, device, keep_row_major
+from ltx2_cli.parallel.devices import computes_in_float32
 from ltx2_cli.parallel.mesh import LANES, ShardingPlan
 from ltx2_cli.parallel.pairs import Exchanged, combine, exchange
 from ltx2_cli.units import FLOAT32_BYTES
@@ -273,9 +274,9 @@ def convolve(x: jax.Array, kernel: jax.Array, padding: Padding, stride: int = 1,
     return jax.lax.conv_general_dilated(x, kernel, *steps, dimension_numbers=layout, precision=exact)
 
 
-def convolved_itemsize(kernel: Weight, platform: str) -> int:
-    """Bytes of a value in a convolution's result: on a CPU it is float32."""
-    return FLOAT32_BYTES if platform == "cpu" else kernel.dtype.itemsize
+def convolved_itemsize(kernel: Weight, device: jax.Device) -> int:
+    """Bytes of a value in a convolution's result, which may be float32."""
+    return FLOAT32_BYTES if computes_in_float32(device) else kernel.dtype.itemsize
 
 
 def convolve_by_taps(

@@ -23,9 +23,16 @@ PLANNABLE_FRACTION = 0.85  # of a device's memory that a plan may use; the rest 
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 OWN_GROUP = Path("/proc/self/cgroup")  # holds 0::PATH of the process's control group
 CGROUPS = Path("/sys/fs/cgroup")
+BFLOAT16_CAPABILITY = 8.0  # compute capability of the first GPUs that multiply it
 DEFAULT_FRACTION = 0.75  # of a GPU's memory, which jax allocates
 RESERVE = 0.1  # of jax's allocation on a GPU: no estimate has its libraries' workspaces, and no card was measured
 RESERVE_REMARK = f"{RESERVE:.0%} kept for cuDNN's workspaces, autotuning and fragmentation; not measured"
+
+
+def computes_in_float32(device: "jax.Device") -> bool:
+    """Whether XLA computes with bfloat16 in float32: on CPUs, and on NVIDIA's GPUs before compute capability 8.0."""
+    capability = device.compute_capability if device.platform == "gpu" else ""
+    return device.platform == "cpu" or (capability[:1].isdecimal() and float(capability) < BFLOAT16_CAPABILITY)
 
 
 def skip_absent_tpu() -> None:

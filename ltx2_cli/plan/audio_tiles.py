@@ -85,7 +85,7 @@ def tile_audio(arch: Arch, latents: int, count: int, parts: int = 1) -> AudioTil
 def audio_decode_bytes(arch: Arch, networks: Networks, tiles: AudioTiles, device: jax.Device) -> int:
     """Approximate bytes on a device to decode audio in these tiles, without the weights."""
     decoder, latents, known = networks.audio_vae.decoder, tiles.axis.read_size, chip(device.device_kind)
-    itemsize = convolved_itemsize(decoder.conv_in.kernel, device.platform)
+    itemsize = convolved_itemsize(decoder.conv_in.kernel, device)
     sizes = [itemsize * size for size in arch.audio_vae.sizes(latents)]
     sizes += [FLOAT32_BYTES * size for size in arch.vocoder.sizes(arch.audio_vae.instants(tiles.parts.read_size))]
     activations = AUDIO_BUFFERS[device.platform] * max(sizes)

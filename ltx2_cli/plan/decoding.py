@@ -114,7 +114,7 @@ def plan_tiling(
         for split in splits[: None if cut is None else SPLITS]:
             part = split.part(size)
             for tiles in _tilings(decoder, cut, part, split):
-                choices.append((video_decode_bytes(decoder, part, tiles, devices[0].platform), split, tiles))
+                choices.append((video_decode_bytes(decoder, part, tiles, devices[0]), split, tiles))
         if fitting := [choice for choice in choices if choice[0] <= decode_budget]:
             needed, split, tiles = min(fitting, key=time)
             break

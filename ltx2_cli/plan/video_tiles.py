@@ -5,6 +5,8 @@ that they have seen."""
 import math
 from dataclasses import dataclass
 
+import jax
+
 from ltx2_cli.models.video_vae import PAST_FRAMES, Extent, VideoDecoder
 from ltx2_cli.nn.layers import convolved_itemsize
 from ltx2_cli.plan.axis_tiling import AxisTiling, tile_axis
@@ -72,19 +74,19 @@ def activations(decoder: VideoDecoder, size: Extent) -> list[tuple[Extent, int]]
     return after
 
 
-def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, platform: str) -> int:
+def video_decode_bytes(decoder: VideoDecoder, size: Extent, tiles: Tiles | None, device: jax.Device) -> int:
     """Approximate bytes of `decode_tiled` for a video with latents of this size, without the weights. With few frames
     at once compilers take 0.74 to 0.93 of it for an H100, 0.58 to 0.90 for v6e, 0.7 to 1.2 for a CPU."""
-    after, itemsize = activations(decoder, size), convolved_itemsize(decoder.conv_in.kernel, platform)
+    after, itemsize = activations(decoder, size), convolved_itemsize(decoder.conv_in.kernel, device)
     sizes, levels = [math.prod(extent) * channels for extent, channels in after], 3 * math.prod(after[-1][0])
     levels *= decoder.patch_size**2
     if tiles is None:
-        return WHOLE_BUFFERS[platform] * max(sizes) * itemsize + levels
+        return WHOLE_BUFFERS[device.platform] * max(sizes) * itemsize + levels
     cut, ((frames, height, width), _) = tiles.cut, after[tiles.cut]
     seen = _seen(tile_images(decoder, tiles, height, width), height, width)
     at_once = seen * (tiles.frames_at_once or frames) / frames
     live = max(HEAD_BUFFERS * max(sizes[: cut + 1]), LIVE_BUFFERS * at_once * max(sizes[cut:])) + sizes[cut]
-    kept = PAST_COPIES[platform] * seen * _past_values(decoder, after, cut) if tiles.frames_at_once else 0
+    kept = PAST_COPIES[device.platform] * seen * _past_values(decoder, after, cut) if tiles.frames_at_once else 0
     return round((live + kept) * itemsize) + levels
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compilers import needs_cuda
+from devices import cpu, tpus
 from ltx2_cli.core.decode_video_tiles import decode_tiled
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.models.video_vae import VideoVAE, VideoVAEArch
@@ -127,9 +128,9 @@ def test_estimated_memory_is_near_the_compiled_one(tiles: Tiles | None) -> None:
     vae = small_vae()
     latents = jax.ShapeDtypeStruct((1, 9, 24, 32, 8), jnp.float32)
     taken = decode.lower(vae, latents, tiles).compile().memory_analysis()
-    foreseen = video_decode_bytes(vae.decoder, latents.shape[1:4], tiles, "cpu")
+    foreseen = video_decode_bytes(vae.decoder, latents.shape[1:4], tiles, *cpu())
     assert 0.4 < (taken.temp_size_in_bytes + taken.output_size_in_bytes) / foreseen < 1.1
-    assert tiles is None or foreseen < video_decode_bytes(vae.decoder, latents.shape[1:4], None, "cpu") / 2
+    assert tiles is None or foreseen < video_decode_bytes(vae.decoder, latents.shape[1:4], None, *cpu()) / 2
 
 
 @needs_cuda
@@ -139,6 +140,6 @@ def test_a_gpu_holds_fewer_activations_of_the_whole_decoder() -> None:
     size = (9, 24, 32)
     latents = jax.ShapeDtypeStruct((1, *size, 8), jnp.float32, sharding=held)
     taken = decode.lower(vae, latents, None).compile().memory_analysis()
-    foreseen = video_decode_bytes(vae.decoder, size, None, "gpu")
+    foreseen = video_decode_bytes(vae.decoder, size, None, gpu)
     assert 0.6 < (taken.temp_size_in_bytes + taken.output_size_in_bytes) / foreseen < 1
-    assert foreseen < 0.8 * video_decode_bytes(vae.decoder, size, None, "tpu")
+    assert foreseen < 0.8 * video_decode_bytes(vae.decoder, size, None, *tpus("TPU v6 lite", 1))

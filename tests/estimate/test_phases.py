@@ -272,6 +272,24 @@ def test_a_gpu_computes_many_tokens_in_parts(name: str, keys: dict[str, object],
 
 
 @pytest.mark.slow
+@needs_cuda
+def test_a_gpu_that_multiplies_no_bfloat16_computes_in_float32() -> None:
+    """Of which XLA for a T4 makes larger activations, and copies of matrices: in all up to three times as much."""
+    request = read_spec(prompt="rain", model="ltx2.5", weights="int8", compute="full", offload="layers")
+    plan, newer = (plan_offline(request, topology(name)) for name in ("t4", "rtx4080"))
+    phases, found = {"connectors": CONNECT, "upsample": UPSAMPLE, "frames": DECODE}, set()
+    for program in programs(plan):
+        if phase := phases.get(program.name):
+            compiled = compile_program(program, plan.sharding.mesh)
+            assert isinstance(compiled, Compiled)
+            assert compiled.activation_bytes < activation_bytes(plan, phase) < 1.8 * compiled.activation_bytes, phase
+            found.add(phase)
+    assert found == {*phases.values()}
+    for phase in (CONNECT, UPSAMPLE):
+        assert activation_bytes(plan, phase) > 1.9 * activation_bytes(newer, phase)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_a_cpu_converts_the_weights_of_a_layer_alone(weights: str) -> None:
     """XLA would convert those of all layers to float32 before their loop: 119 GB of LTX-2.3, in place of 42."""

@@ -66,7 +66,7 @@ def test_little_memory_costs_little_work() -> None:
     plan = plan_tiling(DECODER, 1, size, np.array(gpu(8)), room)
     assert isinstance(plan.tiles, Tiles)
     assert (plan.tiles.counts, plan.tiles.frames_at_once > 0) == ((1, 1), True)
-    assert plan.video_bytes < room < video_decode_bytes(DECODER, size, None, "gpu") / 5
+    assert plan.video_bytes < room < video_decode_bytes(DECODER, size, None, *gpu(8)) / 5
     assert 1 < tiled_work(DECODER, size, plan.tiles) < 1.5
     assert copying_factor(DECODER, plan.tiles) < 3
 
