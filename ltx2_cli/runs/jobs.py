@@ -150,8 +150,8 @@ class Jobs:
         """Whether a job that this worker could make is still wanted."""
         return True
 
-    def begin(self, job: Job) -> None:
-        """The work from here on is for this job."""
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """The work from here on is for these jobs."""
 
     def add(self, result: Result) -> None:
         """Add the result of a job."""

@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,13 +46,13 @@ class ServedJobs(Jobs):
 
     def __init__(self, session: Session, settings: BatchSettings, videos: ServedVideos):
         super().__init__(session, settings)
-        self.videos, self.current = videos, 0
+        self.videos, self.current = videos, list[int]()
 
     def claim(self, job: Job) -> bool:
         return self.videos.change(job.line, status=IN_PROGRESS)
 
-    def begin(self, job: Job) -> None:
-        self.current = job.line
+    def begin(self, jobs: Sequence[Job]) -> None:
+        self.current = [job.line for job in jobs]
 
     def add(self, result: Result) -> None:
         super().add(result)
@@ -68,7 +68,7 @@ class ServedJobs(Jobs):
 
 @dataclass
 class ServedProgress(Report):
-    """A report that tells the current video how far it is, and passes all on."""
+    """A report that tells the current videos how far they are, and passes all on."""
 
     report: Report
     jobs: ServedJobs
@@ -80,14 +80,14 @@ class ServedProgress(Report):
 
     @contextmanager
     def steps(self, total: int, later: float = 0, clips: int = 0, name: str = "") -> Iterator[Advance]:
-        video = self.jobs.videos.numbered(self.jobs.current)
-        before, done = video.progress if video else 0, 0
+        videos, done = self.jobs.videos, 0
+        before = {line: video.progress for line in self.jobs.current if (video := videos.numbered(line))}
 
         def told(steps: int) -> None:
             nonlocal done
             done += steps
-            progress = before + (99 - before) * done / (total + later)
-            self.jobs.videos.change(self.jobs.current, progress=int(progress))
+            for line, percent in before.items():
+                videos.change(line, progress=int(percent + (99 - percent) * done / (total + later)))
             advance(steps)
 
         with self.report.steps(total, later, clips, name) as advance:

@@ -173,14 +173,15 @@ class Worker:
     def _batches(self, runs: Sequence[Run]) -> list[RunBatch]:
         """The runs in the order of their batches; their plans are those of members of these."""
         batches, by_key, kept = list[RunBatch](), dict[object, list[Run]](), dict[int, int]()
+        piped, typed = self.jobs.settings.piped, self.jobs.settings.batch_size
         for run in (run for run in runs if run.state):
             kept[id(run)] = 0 if self.session.force else kept_batch_size(run.spec)
-            alone = self.jobs.settings.piped or kept[id(run)] == 1
+            alone = (piped and not typed) or kept[id(run)] == 1
             by_key.setdefault((not alone and batch_key(run.spec)) or id(run), []).append(run)
         for alike in by_key.values():
             request, begun = alike[0].request, max(kept[id(run)] for run in alike)
-            asked = self.jobs.settings.batch_size or begun or None
-            size, fraction = choose_batch_size(request, max(len(alike), begun), asked)
+            filled = typed if piped and typed and len(alike) > 1 else 0  # so that one program makes all that arrive
+            size, fraction = choose_batch_size(request, max(len(alike), begun, filled), typed or begun or None)
             if size == 1:
                 batches += [RunBatch([run]) for run in alike]
                 continue
@@ -333,8 +334,8 @@ class Worker:
             self.session.report.part("" if self.jobs.settings.piped else f"{clips} of {self.total}{left}")
             for run in runs:
                 run.begun = True
-        for run in runs if runs[0].begun else ():
-            self.jobs.begin(run.job)
+        if runs[0].begun:
+            self.jobs.begin([run.job for run in runs])
         return runs[0].begun
 
     def _notice_storage(self, saver: RunSaver) -> None:

@@ -270,8 +270,9 @@ def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
         while server.ask("GET", f"/v1/videos/{videos[0]}").json()["status"] == "queued":
             pass
     (tmp_path / "videos/video_0.json").write_text("{}")
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--batch-size", "2") as server:
         assert [server.finished(video)["status"] for video in videos] == ["completed"] * 2
+        assert [record(server.folder / f"{video}.mp4")["provenance"]["at_once"] for video in videos] == [2, 2]
         assert server.ask("GET", f"/v1/videos/{videos[1]}/content").content[4:8] == b"ftyp"
         assert "an earlier server did not finish: 2" in said(server.process)
         assert "video_0.json is no video, and left as it is" in said(server.process)

@@ -439,6 +439,20 @@ def test_jobs_that_are_denoised_in_a_batch_equal_each_alone(batch: Run, sharding
     np.testing.assert_allclose(together, alone, rtol=0, atol=2e-5 * np.abs(alone).max())
 
 
+@pytest.mark.slow
+def test_jobs_of_a_pipe_share_a_batch_where_its_size_is_typed(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that have arrived the last batch is filled up: one program makes all. One alone is made alone."""
+    by_two = "--batch-size", "2"
+    for lines, options, wanted in ((3, by_two, [2] * 3), (1, by_two, [1]), (2, (), [1] * 2)):
+        jobs = [{"prompt": "rain", "seed": seed, "num_inference_steps": 1} for seed in range(lines)]
+        text = "".join(f"{json.dumps(job)}\n" for job in jobs)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        code, results, _ = batch([], *options, "--force", jobs="-")
+        assert (code, [result["status"] for result in results]) == (0, ["done"] * lines)
+        records = [yaml.safe_load(Path(result["clips"][0]).with_suffix(".yaml").read_text()) for result in results]
+        assert [record["provenance"]["at_once"] for record in records] == wanted
+
+
 def stopped_at(name: str, monkeypatch: pytest.MonkeyPatch, run: Callable[[], T]) -> T:
     """A batch that is stopped after the first step of the job that keeps its progress in the file `name`."""
     measure = RunSaver._measure

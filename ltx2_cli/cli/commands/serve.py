@@ -10,8 +10,10 @@ from ltx2_cli.artifacts.files import read_limited, user_path
 from ltx2_cli.cli.options import (
     FILES,
     REPORT,
+    SIZE,
     ClipOptions,
     CompileCache,
+    Count,
     File,
     KeepOptions,
     SessionOptions,
@@ -44,6 +46,9 @@ class Serve(ClipOptions, WishOptions, KeepOptions, SessionOptions):
     api_key_file: Annotated[File, option(FILES, "File with a key that requests have to carry; default: none.")] = None
     as_json: Annotated[bool, option(REPORT, "Print a JSON object for each video, a line each.", "--json")] = False
     dry_run: Annotated[bool, option(REPORT, "Print downloads and plan of the usual video; do nothing.")] = False
+    batch_size: Annotated[
+        Count, option(SIZE, "Waiting videos of one shape that are denoised at once; default: each alone.", min=1)
+    ] = None
     compile_cache: CompileCache = None
 
     def run(self, session: Session) -> None:
@@ -58,6 +63,7 @@ class Serve(ClipOptions, WishOptions, KeepOptions, SessionOptions):
             save_run_every=self.save_run_every,
             given=overrides(self),
             layers=layers(self),
+            batch_size=self.batch_size,
             reads=[file for file in (self.config, self.api_key_file) if file],
         )
         server = ServerSettings(self.host, self.port, Path(abspath(user_path(self.folder))), _key(self.api_key_file))
