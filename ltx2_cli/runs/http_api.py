@@ -34,7 +34,7 @@ MOST_LISTED, LISTED = 100, 20  # videos of one answer: at most, and without `lim
 WIDTH_X_HEIGHT = re.compile(r"\d{1,5}x\d{1,5}")
 DATA_URL = re.compile(r"data:[\w/+.-]+;base64,(?P<content>.*)", re.DOTALL)
 REFERENCE = "input_reference"  # an image or a video, with which the clip begins
-# sections of the request: what a clip shows and how it is denoised, no file, network or device
+# Keys that a request may set: what a clip shows and how it is denoised, no file, network or device.
 TAKEN_KEYS = {
     *("prompt", "negative_prompt", "segments", "segment_fade", "height", "width", "num_frames", "fps", "seed"),
     *("windows", "window_overlap", "image_crf", "image_strength", "keyframes", "loudness", "num_inference_steps"),
@@ -46,20 +46,24 @@ ALSO_TAKEN = ("model", REFERENCE, *ALIKE, *SIZE_SHORTHANDS)
 TAKEN_NAMES = sorted({*ALSO_TAKEN, *(name for name, key in NAMES.items() if key.partition(".")[0] in TAKEN_KEYS)})
 
 
-class RequireKey:
-    """Middleware that refuses requests without the key, but for `/health`."""
+class Guard:
+    """Middleware that refuses requests without the key; where there is none, those that a web page sends to a server on
+    its visitor's machine. `/health` answers all."""
 
-    def __init__(self, app: ASGIApp, key: str):
-        self.app, self.expected = app, f"Bearer {key}".encode()
+    def __init__(self, app: ASGIApp, key: str | None):
+        self.app, self.key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer with 401."""
-        said = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] != "http" or scope["path"] == "/health" or secrets.compare_digest(said, self.expected):
-            await self.app(scope, receive, send)
+        """Pass a request on, or answer with 401 or 403."""
+        headers = dict(scope.get("headers", ()))
+        if scope["type"] != "http" or scope["path"] == "/health":
+            answer = self.app
+        elif self.key is None:
+            answer = _OF_WEB_PAGE if b"origin" in headers else self.app
         else:
-            answer = _refusal(401, "the key of this server is missing or wrong", "Authorization: Bearer KEY")
-            await answer(scope, receive, send)
+            known = secrets.compare_digest(headers.get(b"authorization", b""), f"Bearer {self.key}".encode())
+            answer = self.app if known else _WITHOUT_KEY
+        await answer(scope, receive, send)
 
 
 class HttpApi:
@@ -70,7 +74,7 @@ class HttpApi:
         self.videos, self.read, self.model = videos, read, model
 
     def app(self, key: str | None) -> Starlette:
-        """The program that a web server runs. Without a `key` it answers anybody."""
+        """The program that a web server runs. Without a `key` it answers all but web pages."""
         routes = [
             Route("/health", self.health),
             Route("/v1/models", self.models),
@@ -80,8 +84,7 @@ class HttpApi:
             Route("/v1/videos/{id}", self.delete, methods=["DELETE"]),
             Route("/v1/videos/{id}/content", self.content),
         ]
-        middleware = [Middleware(RequireKey, key=key)] if key else []
-        app = Starlette(routes=routes, middleware=middleware, max_body_size=MOST_BODY_BYTES)
+        app = Starlette(routes=routes, middleware=[Middleware(Guard, key=key)], max_body_size=MOST_BODY_BYTES)
         app.add_exception_handler(CommandError, _refuse_command)
         app.add_exception_handler(HTTPException, _refuse_http)
         return app
@@ -240,6 +243,10 @@ def _line_values(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _refusal(status: int, sentence: str, hint: str) -> Response:
     message = error_message(sentence, hint)
     return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "param": None}}, status)
+
+
+_WITHOUT_KEY = _refusal(401, "the key of this server is missing or wrong", "Authorization: Bearer KEY")
+_OF_WEB_PAGE = _refusal(403, "a web page may not ask a server without a key", "ltx2 serve --api-key-file FILE")
 
 
 async def _refuse_command(request: Request, error: Exception) -> Response:

@@ -269,6 +269,8 @@ def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
         videos = [server.create(prompt="a ball", seed=seed, num_inference_steps=20)["id"] for seed in range(2)]
         while server.ask("GET", f"/v1/videos/{videos[0]}").json()["status"] == "queued":
             pass
+        of_page = server.ask("POST", "/v1/videos", data={"prompt": "a"}, headers={"Origin": "http://page.example"})
+        assert (of_page.status_code, "web page" in of_page.text) == (403, True)  # this server has no key
     (tmp_path / "videos/video_0.json").write_text("{}")
     with serving(tmp_path, "--batch-size", "2") as server:
         assert [server.finished(video)["status"] for video in videos] == ["completed"] * 2
