@@ -13,6 +13,7 @@ from ltx2_cli.media.videos import Video
 from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.lora import makes_hdr
 from ltx2_cli.models.networks import Checkpoint, Networks
+from ltx2_cli.parallel.devices import computes_in_float32
 from ltx2_cli.plan.edit import Edit, edit_remark, edited
 from ltx2_cli.plan.inputs import PlanInputs
 from ltx2_cli.plan.recipe import (
@@ -31,7 +32,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.windows import fewest_windows
 from ltx2_cli.request.profiles import recipe_defaults
 from ltx2_cli.request.size import LONGEST_SECONDS, longest_clip
-from ltx2_cli.request.spec import EIGHT_BITS, NO_GUIDANCE, RunSpec, WeightType
+from ltx2_cli.request.spec import EIGHT_BITS, NO_GUIDANCE, ComputeType, DType, RunSpec, WeightType
 from ltx2_cli.request.spelling import option_name, typed
 from ltx2_cli.request.validation import spec_problems
 from ltx2_cli.weights.checkpoint import AGAIN, read_json
@@ -148,13 +149,14 @@ def _of_loras(deltas: Mapping[str, LoraDeltas], model_version: str) -> Iterator[
 
 def checkpoint_warnings(spec: RunSpec, inputs: PlanInputs, stages: Sequence[Stage]) -> Iterator[str]:
     """Sentences about a clip unlike the training clips, about matrices that are rounded, about products that the
-    devices only emulate, and about LoRAs of another model version or of HDR."""
+    devices only emulate or widen, and about LoRAs of another model version or of HDR."""
     checkpoint = inputs.checkpoint
     yield from _untrained(spec, checkpoint, stages)
     if any(stage.source and stage.geometry.generated > stage.source_keyframes for stage in stages):
         yield "the keyframes of the second stage begin as noise: none are upsampled from the first"
     yield from _rounded(spec, checkpoint, inputs.networks)
     yield from _emulated(checkpoint.matrices(spec).transformer, stages)
+    yield from _widened(spec, checkpoint.matrices(spec).transformer, stages)
     yield from _of_loras(inputs.lora_deltas, checkpoint.arch.model_version)
 
 
@@ -165,6 +167,16 @@ def _emulated(kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]
         better.append(typed("compute", "weights"))
         slow = f"emulates products of {kind.of_inputs.name}, slower than those of bfloat16"
         yield f"a {known.name} {slow}: {', or '.join(better)}"
+
+
+def _widened(spec: RunSpec, kind: MatrixType | None, stages: Sequence[Stage]) -> Iterator[str]:
+    device = stages[0].sharding.mesh.devices.flat[0] if stages else None
+    known = device and chip(device.device_kind)
+    sixteen_bits = spec.dtype is DType.bfloat16 and spec.compute is not ComputeType.full
+    if known and sixteen_bits and computes_in_float32(device) and known.int8_ops > known.flops:
+        faster = " ".join([*(() if kind else (typed("weights", "int8"),)), typed("compute", "full")])
+        rate = f"{known.int8_ops / known.flops:.0f} times the rate"
+        yield f"a {known.name} multiplies bfloat16 in float32; {faster} multiplies in int8, at {rate}"
 
 
 def _untrained(spec: RunSpec, checkpoint: Checkpoint, stages: Sequence[Stage]) -> Iterator[str]:

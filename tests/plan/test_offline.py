@@ -1,11 +1,13 @@
 """What is planned without weights and without a network, and from whose configs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
 from compilers import needs_libtpu
+from devices import gpu
 from ltx2_cli import chips
 from ltx2_cli.chips import Chip
 from ltx2_cli.diffusion.denoise import Pass
@@ -18,6 +20,7 @@ from ltx2_cli.request.profiles import read_spec
 from model_versions import LTX2, LTX2_3, random_folder
 
 ONE = jax.devices()[:1]
+T4, RTX_4080 = ("Tesla T4", "7.5"), ("NVIDIA GeForce RTX 4080", "8.9")
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +114,21 @@ def test_products_are_in_eight_bits_where_the_chip_is_faster_then(name: str, wei
     spec = read_spec(prompt="rain", model="ltx2.3", weights=weights, compute="auto")
     assert plan_offline(spec, topology(name)).spec.compute == compute
     assert plan_offline(spec, ONE).spec.compute == "weights"
+
+
+@pytest.mark.parametrize(
+    ("keys", "faster"),
+    [
+        ({}, "--weights int8 --compute full"),
+        ({"weights": "int8"}, "--compute full"),
+        ({"weights": "int8", "compute": "auto"}, None),
+        ({"dtype": "float32"}, None),
+    ],
+)
+def test_a_gpu_that_multiplies_no_bfloat16_is_told_what_is_faster(keys: dict[str, str], faster: str | None) -> None:
+    old, new = (replace(gpu(16)[0], device_kind=kind, compute_capability=by) for kind, by in (T4, RTX_4080))
+    spec = read_spec(prompt="rain", model="ltx2.3", **keys)
+    warnings = [text for text in plan_offline(spec, (old,)).warnings if "multiplies bfloat16" in text]
+    told = f"a T4 multiplies bfloat16 in float32; {faster} multiplies in int8, at 16 times the rate"
+    assert warnings == ([told] if faster else [])
+    assert not [text for text in plan_offline(spec, (new,)).warnings if "multiplies bfloat16" in text]
