@@ -235,7 +235,7 @@ def sharding_warnings(
 
     Every layer gathers queries, keys and values with split input channels, or sums their products; `collectives` of a
     compiled forward have the bytes. Activations, `lengths` by logical axis, stay whole where they do not divide.
-    Weights that lie whole on each of several devices fill more than half of `limit` bytes.
+    Weights that lie whole on each of several devices, not on their host, fill more than half of `limit` bytes.
     """
     projections = [weight for weight in weights if weight.layers and weight.source.endswith(QKV_WEIGHTS)]
     for axis in (axis for axis, size in plan.mesh.shape.items() if size > 1):
@@ -252,7 +252,7 @@ def sharding_warnings(
             whole = f"{lengths[logical]} {logical} do not divide by the {parts} of mesh axis `{axis}`"
             yield f"{whole}: they stay whole, and {parts} devices do the same work"
     whole_weights = [weight for weight in weights if plan.weight(weight.axes).shard_shape(weight.shape) == weight.shape]
-    sizes = {weight.source: bytes_on_device(weight.get_value(), plan.weight(weight.axes)) for weight in whole_weights}
+    sizes = {weight.source: bytes_on_device(weight.get_value(), plan.place(weight)) for weight in whole_weights}
     if plan.mesh.size > 1 and sum(sizes.values()) > limit / 2:
         names = abbreviate(sorted(sizes, key=lambda name: -sizes[name]), 3)
         devices = f"{plan.mesh.size} devices, which have {limit / 1e9:.1f} GB"

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from devices import gpu
 from ltx2_cli.estimate.collectives import collectives
-from ltx2_cli.estimate.estimate import sharding_warnings
+from ltx2_cli.estimate.estimate import estimate_plan, sharding_warnings
 from ltx2_cli.parallel.mesh import ShardingPlan
+from ltx2_cli.plan.resolve import plan_offline
+from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.weights.declare import Scope, Weight
 
 LAYERS, WIDTH, INNER = 6, 16, 48
@@ -74,3 +77,11 @@ def test_replicated_weights_are_reported(plan: ShardingPlan, to_q: Weight):
     assert not any("lie whole" in sentence for sentence in sharding_warnings([to_q], plan, {}, 1))
     one = ShardingPlan(Mesh(np.asarray(jax.devices()[:1]), ("device",)), (), ())
     assert not list(sharding_warnings([to_q], one, {}, 1))
+
+
+@pytest.mark.parametrize(("offload", "told"), [("none", True), ("layers", False)])
+def test_weights_on_the_host_are_not_on_devices(offload: str, told: bool):
+    devices = tuple(replace(gpu(16)[0], id=number) for number in range(2))
+    spec = read_spec(prompt="rain", model="ltx2.3", weights="int8", offload=offload)
+    warnings = estimate_plan(plan_offline(spec, devices)).warnings
+    assert any("lie whole on each of 2 devices" in sentence for sentence in warnings) == told
