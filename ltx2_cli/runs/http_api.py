@@ -24,7 +24,7 @@ from ltx2_cli.media.probe import READABLE_VIDEOS, is_video, open_video
 from ltx2_cli.request.layers import unknown_name_error
 from ltx2_cli.request.size import SIZE_SHORTHANDS
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.request.spelling import GENERATE, NAMES, by_key
+from ltx2_cli.request.spelling import GENERATE, NAMES, PARTS, by_key
 from ltx2_cli.request.validation import MAX_SEED
 from ltx2_cli.runs.job_lines import read_object
 from ltx2_cli.runs.served_videos import COMPLETED, MOST_QUEUED, ServedVideo, ServedVideos, error_message
@@ -44,6 +44,7 @@ TAKEN_KEYS = {
 ALIKE = {"size": ("width", "height", "aspect", "resolution"), "seconds": ("num_frames", "duration")}
 ALSO_TAKEN = ("model", REFERENCE, *ALIKE, *SIZE_SHORTHANDS)
 TAKEN_NAMES = sorted({*ALSO_TAKEN, *(name for name, key in NAMES.items() if key.partition(".")[0] in TAKEN_KEYS)})
+SHOWN_NAMES = ("conditions", *(name for name, key in PARTS.items() if key.startswith("conditions/")))
 
 
 class Guard:
@@ -222,6 +223,8 @@ def _line_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name in TAKEN_NAMES:
             continue
+        if name in SHOWN_NAMES:
+            raise UsageError(f"`{name}` is not taken from a request", f"upload an image or a video: `{REFERENCE}`")
         if key := NAMES.get(name):
             option = GENERATE.get(key, f"--set {key}=")
             raise UsageError(f"`{name}` is not taken from a request", f"for all of them: ltx2 serve {option} …")

@@ -111,6 +111,8 @@ def serve(session: Session, settings: BatchSettings, server: ServerSettings, in_
     `UsageError` for a place that is taken, and `CommandError` as a request for the usual video would."""
     if session.hosts.count > 1:
         raise UsageError("several hosts cannot serve together", "--num-processes 1 on each, and a balancer before them")
+    if session.strict:
+        raise UsageError("--strict ends nothing here: a video's answer lists its flaws", "leave it out")
     given = {**settings.given, "base_output_directory": str(server.folder)}
     if not session.dry_run:
         _take_folder(session, server.folder)

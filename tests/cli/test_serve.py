@@ -9,7 +9,7 @@ import warnings
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +21,8 @@ from openai import OpenAI
 from PIL import Image
 
 from forked import Forked, fork, run_main
+from ltx2_cli.request.spec import RunSpec
+from ltx2_cli.runs.http_api import TAKEN_KEYS
 from ltx2_cli.runs.inspect import inspect
 from other_process import other_process
 from program import run_program
@@ -173,6 +175,7 @@ def test_images_of_forms_and_data_urls_begin_the_clip(server: Server):
         ({"prompt": "a", "input_reference": {"image_url": "data:image/png;base64,AAAA"}}, "neither an image nor"),
         ({"prompt": "a", "lora": ["a.safetensors"]}, "ltx2 serve --lora"),
         ({"prompt": "a", "conditions": [{"path": "/etc/hostname"}]}, "`conditions` is not taken"),
+        ({"prompt": "a", "image": "/etc/hostname"}, "upload an image or a video: `input_reference`"),
         ({"prompt": "a", "audio": {"path": "/etc/hostname"}}, "`audio` is not taken"),
         ({"prompt": "a", "init_noise": "/etc/hostname"}, "`init_noise` is not taken"),
         ({"prompt": "a", "output": "/tmp/a.mp4"}, "`output` is not taken"),
@@ -224,6 +227,10 @@ def test_a_huge_body_is_refused(server: Server):
     for limit, status in ((2**26, 400), (2**26 + 1, 413)):  # as much as is taken is read, and is no JSON
         content, kind = bytes(limit), {"Content-Type": "application/json"}
         assert server.ask("POST", "/v1/videos", content=content, headers=kind).status_code == status
+
+
+def test_requests_set_keys_that_there_are():
+    assert {field.name for field in fields(RunSpec)} > TAKEN_KEYS
 
 
 def test_health_and_models_are_told(server: Server):
@@ -303,6 +310,7 @@ def test_a_place_that_is_taken_is_refused(
         (("--api-key-file", "absent.txt"), "absent.txt cannot be read"),
         (("--height", "100"), "nearest: --height"),
         (("--set", "num_videos=2"), "leave num_videos out"),
+        (("--strict",), "lists its flaws"),
     ):
         assert run_program(monkeypatch, "serve", "--model", "demo", "--port", "0", *words) == 2
         assert told in capsys.readouterr().err
