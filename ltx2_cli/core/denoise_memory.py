@@ -94,25 +94,27 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
 def copied_bytes(plan: Plan, name: str, layers: int, turns_here: int = TURNS_HERE) -> int:
     """Bytes on a device of copies of a network's weights: of layers that came from the host; of a layer of int4, whose
     numbers are unpacked, but for TPUs, where products do that; and where XLA computes in float32, of the largest
-    matrix of products, on a CPU of any, and of a layer."""
+    matrix that is multiplied, on a CPU of a whole layer."""
     arrived, device = turns_here * host_bytes(plan, name) // layers, plan.sharding.mesh.devices.flat[0]
     on_cpu, widens = device.platform == "cpu", computes_in_float32(device)
     if device.platform == "tpu":
         return arrived
     place, layer, largest = placement(plan, name), 0, 0
     for alike in kinds(plan.network(name)):
-        value = alike[0].get_value()
-        if not (on_cpu or (widens and "vocab" not in alike[0].axes) or value.dtype == INT4):
+        value, stacked = alike[0].get_value(), bool(alike[0].layers)
+        unpacked, multiplied = value.dtype == INT4, "vocab" not in alike[0].axes
+        if not (unpacked or on_cpu or (widens and multiplied)):
             continue
         matrix = max(jax.tree.leaves(placed(value, place(alike[0]))), key=attrgetter("size"))
+        if matrix.ndim == 1 or matrix.dtype.itemsize == FLOAT32_BYTES:
+            continue
         numbers = math.prod(matrix.sharding.shard_shape(value.shape))
-        if matrix.ndim > 1 and matrix.dtype.itemsize < FLOAT32_BYTES:
-            in_layers = bool(alike[0].layers)
-            if in_layers and (on_cpu or value.dtype == INT4):
-                layer += len(alike) * numbers * (FLOAT32_BYTES if on_cpu else 1) // layers
-            if not (in_layers and (on_cpu or not widens)):
-                one = numbers // layers if in_layers else numbers
-                largest = max(largest, one * (FLOAT32_BYTES if widens else 1))
+        if stacked and (on_cpu or unpacked):
+            layer += len(alike) * numbers * (FLOAT32_BYTES if on_cpu else 1) // layers
+        if stacked and widens and not on_cpu:
+            largest = max(largest, numbers * FLOAT32_BYTES // layers)
+        if not stacked:
+            largest = max(largest, numbers * (FLOAT32_BYTES if widens else 1))
     return arrived + layer + largest
 
 

@@ -27,7 +27,8 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import GENERATE, NAMES, PARTS, by_key
 from ltx2_cli.request.validation import MAX_SEED
 from ltx2_cli.runs.job_lines import read_object
-from ltx2_cli.runs.served_videos import COMPLETED, MOST_QUEUED, ServedVideo, ServedVideos, error_message
+from ltx2_cli.runs.served_videos import MOST_QUEUED, ServedVideo, ServedVideos, VideoStatus, error_message
+from ltx2_cli.runs.session import system_error
 
 MOST_BODY_BYTES = 2**26  # of a request with its image or video
 MOST_LISTED, LISTED = 100, 20  # videos of one answer: at most, and without `limit`
@@ -87,6 +88,7 @@ class HttpApi:
         ]
         app = Starlette(routes=routes, middleware=[Middleware(Guard, key=key)], max_body_size=MOST_BODY_BYTES)
         app.add_exception_handler(CommandError, _refuse_command)
+        app.add_exception_handler(OSError, _refuse_system)
         app.add_exception_handler(HTTPException, _refuse_http)
         return app
 
@@ -108,8 +110,8 @@ class HttpApi:
             raise UsageError(f"the model {fields['model']!r} is not here", f"nearest: {self.model}, or leave it out")
         values, video_id = _line_values(fields), self.videos.new_id()
         seed = values.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
-        if reference := fields.get(REFERENCE):
-            values["conditions"] = [self._keep(video_id, reference)]
+        if REFERENCE in fields:
+            values["conditions"] = [self._keep(video_id, fields[REFERENCE])]
         try:
             spec = self.read(values)
             if spec.seed is None or len(spec.seed) != 1:
@@ -154,7 +156,7 @@ class HttpApi:
         video = self._video(request.path_params["id"])
         if (variant := request.query_params.get("variant", "video")) != "video":
             raise UsageError(f"`variant` {variant!r} is not made", "video")
-        if video.status != COMPLETED:
+        if video.status is not VideoStatus.completed:
             return _refusal(409, f"{video.id} is {video.status}", "wait until its status is completed")
         path = self.videos.folder / Path(video.request["output"]).name
         if not path.is_file():
@@ -258,9 +260,15 @@ async def _refuse_command(request: Request, error: Exception) -> Response:
     return _refusal(400 if isinstance(error, UsageError) else 500, str(error), error.hint)
 
 
+async def _refuse_system(request: Request, error: Exception) -> Response:
+    """The answer where the system refuses a file."""
+    assert isinstance(error, OSError)
+    refused = system_error(error)
+    return _refusal(500, str(refused), refused.hint)
+
+
 async def _refuse_http(request: Request, error: Exception) -> Response:
-    """The answer to an unknown address or method."""
+    """The answer to an unknown address or method, and to a body that turns out to be too large."""
     assert isinstance(error, HTTPException)
-    return _refusal(
-        error.status_code, error.detail, f"at most {MOST_BODY_BYTES:,} bytes" if error.status_code == 413 else ""
-    )
+    hint = f"at most {MOST_BODY_BYTES:,} bytes" if error.status_code == 413 else ""
+    return _refusal(error.status_code, error.detail, hint)

@@ -25,7 +25,7 @@ from ltx2_cli.runs.build_request import ANYTHING
 from ltx2_cli.runs.http_api import HttpApi
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Job, Jobs, Result
 from ltx2_cli.runs.preflight import agreed_plan, check_downloads
-from ltx2_cli.runs.served_videos import BROKEN, COMPLETED, IN_PROGRESS, ServedVideos, error_message
+from ltx2_cli.runs.served_videos import ServedVideos, VideoStatus, error_message
 from ltx2_cli.runs.session import Session
 
 LOOPBACK = ("127.0.0.1", "::1")
@@ -49,7 +49,7 @@ class ServedJobs(Jobs):
         self.videos, self.current = videos, list[int]()
 
     def claim(self, job: Job) -> bool:
-        return self.videos.change(job.line, status=IN_PROGRESS)
+        return self.videos.change(job.line, status=VideoStatus.in_progress)
 
     def begin(self, jobs: Sequence[Job]) -> None:
         self.current = [job.line for job in jobs]
@@ -57,13 +57,11 @@ class ServedJobs(Jobs):
     def add(self, result: Result) -> None:
         super().add(result)
         if result.status in (DONE, SKIPPED):
-            self.videos.change(
-                result.line, status=COMPLETED, progress=100, completed_at=int(time()), flaws=result.flaws
-            )
+            facts = {"progress": 100, "completed_at": int(time()), "flaws": result.flaws}
+            self.videos.change(result.line, status=VideoStatus.completed, **facts)
         else:
             message = error_message(result.error or "another process is writing it", result.hint)
-            error = {"code": BROKEN, "message": message}
-            self.videos.change(result.line, status=BROKEN, error=error)
+            self.videos.change(result.line, status=VideoStatus.failed, error={"code": "failed", "message": message})
 
 
 @dataclass
@@ -96,6 +94,9 @@ class ServedProgress(Report):
     def moved(self, size: int) -> None:
         self.report.moved(size)
 
+    def part(self, text: str) -> None:
+        self.report.part(text)
+
     def note(self, text: str) -> None:
         self.report.note(text)
 
@@ -122,7 +123,7 @@ def serve(session: Session, settings: BatchSettings, server: ServerSettings, in_
         model = _check_usual(session, jobs)
         if session.dry_run:
             return
-        with spelled_for(Spelling({}, None)):
+        with spelled_for(Spelling({}, None)):  # by keys: clients type no options
             _answer(listener, HttpApi(videos, jobs.request, model).app(server.key))
             _note_address(session.report, server, listener, videos)
             session.report, session.typed = ServedProgress(session.report, jobs), in_request
@@ -172,8 +173,8 @@ def _answer(listener: socket.socket, app: Starlette) -> None:
 
 def _note_address(report: Report, server: ServerSettings, listener: socket.socket, videos: ServedVideos) -> None:
     host, port = listener.getsockname()[:2]
-    for path in videos.broken:
-        report.note(f"{path} is no video, and left as it is")
+    for path in videos.unreadable:
+        report.note(f"{path} holds no video, and is left as it is")
     if server.key is None and host not in LOOPBACK:
         report.note("anybody who reaches this machine may ask for videos; --api-key-file FILE asks for a key")
     if unfinished := videos.unfinished():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from queue import Empty, Queue
 from secrets import token_hex
@@ -14,8 +15,19 @@ from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.job_lines import MOST_READY, Line
 
-QUEUED, IN_PROGRESS, COMPLETED, BROKEN = "queued", "in_progress", "completed", "failed"
 MOST_QUEUED = 1000  # of more, a client would wait in vain
+
+
+class VideoStatus(StrEnum):
+    """How far a video is."""
+
+    queued = "queued"
+    in_progress = "in_progress"
+    completed = "completed"
+    failed = "failed"
+
+
+PENDING = VideoStatus.queued, VideoStatus.in_progress
 
 
 def error_message(sentence: str, hint: str) -> str:
@@ -35,7 +47,7 @@ class ServedVideo:
     seconds: str
     size: str  # WIDTHxHEIGHT
     seed: int
-    status: str = QUEUED
+    status: VideoStatus = VideoStatus.queued
     progress: int = 0  # percent
     completed_at: int | None = None  # seconds since 1970
     error: Mapping[str, str] | None = None  # of a failed one: code and message
@@ -51,18 +63,17 @@ class ServedVideos:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.broken = list[Path]()  # files that are no videos, left as they are
+        self.unreadable = list[Path]()  # files that hold no video, left as they are
         self._lock, self._queue = RLock(), Queue[int]()
         self._videos, self._numbers = dict[str, ServedVideo](), dict[int, str]()
         for path in sorted(folder.glob("video_*.json")):
             try:
-                values = json.loads(path.read_text())
-                video = ServedVideo(**{**values, "flaws": tuple(values["flaws"])})
-            except (OSError, ValueError, TypeError, KeyError):
-                self.broken.append(path)
+                video = _read(path)
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                self.unreadable.append(path)
                 continue
-            if video.status in (QUEUED, IN_PROGRESS):
-                self._enqueue(replace(video, status=QUEUED, progress=0))
+            if video.status in PENDING:
+                self._enqueue(replace(video, status=VideoStatus.queued, progress=0))
             else:
                 self._videos[video.id] = video
 
@@ -95,16 +106,17 @@ class ServedVideos:
     def unfinished(self) -> int:
         """The number of videos that are queued or being made."""
         with self._lock:
-            return sum(video.status in (QUEUED, IN_PROGRESS) for video in self._videos.values())
+            return sum(video.status in PENDING for video in self._videos.values())
 
     def delete(self, video_id: str) -> bool:
         """Delete a video with its files, and take it out of the queue. False: it is being made."""
         with self._lock:
-            if self._videos[video_id].status == IN_PROGRESS:
+            if self._videos[video_id].status is VideoStatus.in_progress:
                 return False
-            del self._videos[video_id]
-            for file in self.folder.glob(f"{video_id}*"):
+            request_first = sorted(self.folder.glob(f"{video_id}*"), key=lambda file: file.suffix != ".json")
+            for file in request_first:  # so that a power cut brings back none of it
                 file.unlink(missing_ok=True)
+            del self._videos[video_id]
         return True
 
     def arriving(self) -> Iterator[list[Line]]:
@@ -142,3 +154,12 @@ class ServedVideos:
     def _write(self, video: ServedVideo) -> None:
         with replacing(self.path(video.id, ".json")) as temporary:
             temporary.write_text(json.dumps(asdict(video), indent=2) + "\n")
+
+
+def _read(path: Path) -> ServedVideo:
+    """The video in a file. Raises `OSError`, `ValueError`, `TypeError`, `KeyError` or `RecursionError` for another."""
+    values = json.loads(path.read_text())
+    video = ServedVideo(**{**values, "flaws": tuple(values["flaws"]), "status": VideoStatus(values["status"])})
+    if video.id != path.stem or Path(video.request["output"]).stem != path.stem:  # others' files would be its own
+        raise ValueError(video.id)
+    return video

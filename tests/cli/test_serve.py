@@ -1,6 +1,7 @@
 """`ltx2 serve`, asked by OpenAI's client and by plain HTTP: its clips are those of `ltx2 generate`, a kill loses no
 request, and requests name no files."""
 
+import json
 import re
 import signal
 import socket
@@ -20,10 +21,12 @@ import pytest
 from openai import OpenAI
 from PIL import Image
 
+from disks import small_disk
 from forked import Forked, fork, run_main
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.http_api import TAKEN_KEYS
 from ltx2_cli.runs.inspect import inspect
+from ltx2_cli.runs.served_videos import MOST_QUEUED
 from other_process import other_process
 from program import run_program
 
@@ -173,6 +176,7 @@ def test_images_of_forms_and_data_urls_begin_the_clip(server: Server):
         ({}, "the prompt is empty"),
         ({"prompt": "a", "input_reference": {"image_url": "http://127.0.0.1/a.png"}}, "is no data URL"),
         ({"prompt": "a", "input_reference": {"image_url": "data:image/png;base64,AAAA"}}, "neither an image nor"),
+        ({"prompt": "a", "input_reference": {"image_url": "data:image/png;base64,"}}, "neither an image nor"),  # empty
         ({"prompt": "a", "lora": ["a.safetensors"]}, "ltx2 serve --lora"),
         ({"prompt": "a", "conditions": [{"path": "/etc/hostname"}]}, "`conditions` is not taken"),
         ({"prompt": "a", "image": "/etc/hostname"}, "upload an image or a video: `input_reference`"),
@@ -224,9 +228,11 @@ def test_other_requests_are_refused(
 
 
 def test_a_huge_body_is_refused(server: Server):
+    kind = {"Content-Type": "application/json"}
     for limit, status in ((2**26, 400), (2**26 + 1, 413)):  # as much as is taken is read, and is no JSON
-        content, kind = bytes(limit), {"Content-Type": "application/json"}
-        assert server.ask("POST", "/v1/videos", content=content, headers=kind).status_code == status
+        assert server.ask("POST", "/v1/videos", content=bytes(limit), headers=kind).status_code == status
+    unstated = server.ask("POST", "/v1/videos", content=(bytes(2**20) for _ in range(65)), headers=kind)
+    assert (unstated.status_code, "at most 67,108,864 bytes" in unstated.text) == (413, True)
 
 
 def test_requests_set_keys_that_there_are():
@@ -276,19 +282,60 @@ def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
         videos = [server.create(prompt="a ball", seed=seed, num_inference_steps=20)["id"] for seed in range(2)]
         while server.ask("GET", f"/v1/videos/{videos[0]}").json()["status"] == "queued":
             pass
-        of_page = server.ask("POST", "/v1/videos", data={"prompt": "a"}, headers={"Origin": "http://page.example"})
-        assert (of_page.status_code, "web page" in of_page.text) == (403, True)  # this server has no key
-    (tmp_path / "videos/video_0.json").write_text("{}")
     with serving(tmp_path, "--batch-size", "2") as server:
         assert [server.finished(video)["status"] for video in videos] == ["completed"] * 2
         assert [record(server.folder / f"{video}.mp4")["provenance"]["at_once"] for video in videos] == [2, 2]
         assert server.ask("GET", f"/v1/videos/{videos[1]}/content").content[4:8] == b"ftyp"
         assert "an earlier server did not finish: 2" in said(server.process)
-        assert "video_0.json is no video, and left as it is" in said(server.process)
         server.process.send_signal(signal.SIGTERM)
         server.process.process.join(10)
         assert server.process.returncode == 130
-    assert (tmp_path / "videos/video_0.json").read_text() == "{}"
+
+
+def test_a_full_queue_and_damaged_files(tmp_path: Path):
+    """What is no video stays as it is; a name that is not its file's would let a client delete others' files."""
+    (folder := tmp_path / "videos").mkdir()
+    facts = {"created_at": 0, "model": "demo", "prompt": "a", "seconds": "1", "size": "128x128", "seed": 0}
+    facts |= {"status": "queued", "flaws": []}
+    for number in range(MOST_QUEUED):
+        name, request = f"video_{number:04}", {"prompt": "a", "seed": 0, "output": f"{folder}/video_{number:04}.mp4"}
+        (folder / f"{name}.json").write_text(json.dumps({**facts, "id": name, "request": request}))
+    damaged = {
+        "other_name": {**facts, "id": "*", "request": {"output": "video_other_name.mp4"}},
+        "no_request": {**facts, "id": "video_no_request", "request": None},
+        "status": {**facts, "id": "video_status", "request": {"output": "video_status.mp4"}, "status": "gone"},
+        "empty": {},
+    }
+    files = {folder / f"video_{name}.json": json.dumps(values) for name, values in damaged.items()}
+    files[folder / "video_cut.json"] = files[folder / "video_status.json"][:40]
+    for file, text in files.items():
+        file.write_text(text)
+    with serving(tmp_path) as server:
+        assert (answer := server.ask("POST", "/v1/videos", json={"prompt": "a"})).status_code == 429, answer.text
+        of_page = server.ask("GET", "/v1/videos", headers={"Origin": "http://page.example"})  # this server has no key
+        assert (of_page.status_code, "web page" in of_page.text) == (403, True)
+        assert server.ask("DELETE", "/v1/videos/*").status_code == 404
+        for file in files:
+            assert f"{file.name} holds no video, and is left as it is" in said(server.process)
+    assert {file: file.read_text() for file in files} == files
+
+
+def test_a_full_disk_refuses_requests_and_ends_the_server(tmp_path: Path):
+    """And the same command makes the video where there is room again."""
+    with small_disk(tmp_path / "videos", 2**20) as remount:
+        with serving(tmp_path) as server:
+            video = server.create(prompt="a ball", num_inference_steps=20)["id"]
+            while server.ask("GET", f"/v1/videos/{video}").json()["status"] == "queued":
+                pass
+            remount("size=4k")
+            answer = server.ask("POST", "/v1/videos", json={"prompt": "a"})
+            assert (answer.status_code, "No space left on device" in answer.text) == (500, True)
+            server.process.process.join(PATIENCE)
+            assert (server.process.returncode, "No space left" in said(server.process)) == (1, True)
+        remount("size=1m")
+        assert [file.name for file in server.folder.glob("*.json")] == [f"{video}.json"]
+        with serving(tmp_path) as server:
+            assert server.finished(video)["status"] == "completed"
 
 
 def test_a_place_that_is_taken_is_refused(

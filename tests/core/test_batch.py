@@ -7,11 +7,10 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from subprocess import run
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from clips import ALL_ON, Case, Checkpoint, Size, plan_of
+from disks import small_disk
 from live_bytes import LiveBytes, Sample, check_live_bytes
 from loras import ORIGINAL, write_lora
 from ltx2_cli.core.components import Components
@@ -317,22 +317,6 @@ def test_a_clip_that_another_worker_begins_meanwhile_is_left_to_it(batch: Run, m
         code, results, _ = batch([{"prompt": text, "seed": 3} for text in ("rain", "snow", "fog")])
     assert (code, [result["status"] for result in results]) == (0, ["done", "elsewhere", "done"])
     assert not Path("2-3.mp4").exists()
-
-
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Callable[..., None]]:
-    """A file system of so many bytes; gives what remounts it. Without the right to mount one the test is skipped, but
-    not in CI."""
-    folder.mkdir()
-    words = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    mount = [*words, "mount", "-t", "tmpfs", "-o", f"mode=777,size={size}", "tmpfs", str(folder)]
-    if not shutil.which(mount[0]) or run(mount, check=False).returncode:
-        assert "CI" not in os.environ
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield lambda options: run([*words, "mount", "-o", f"remount,{options}", folder], check=True)
-    finally:
-        run([*words, "umount", "--lazy", folder], check=True)
 
 
 def used(more: int = 0) -> int:

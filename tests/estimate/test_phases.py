@@ -274,7 +274,7 @@ def test_a_gpu_computes_many_tokens_in_parts(name: str, keys: dict[str, object],
 @pytest.mark.slow
 @needs_cuda
 def test_a_gpu_that_multiplies_no_bfloat16_computes_in_float32() -> None:
-    """Of which XLA for a T4 makes larger activations, and copies of matrices: in all up to three times as much."""
+    """XLA for a T4 holds activations and the connectors' largest matrix in float32."""
     request = read_spec(prompt="rain", model="ltx2.5", weights="int8", compute="full", offload="layers")
     plan, newer = (plan_offline(request, topology(name)) for name in ("t4", "rtx4080"))
     phases, found = {"connectors": CONNECT, "upsample": UPSAMPLE, "frames": DECODE}, set()
