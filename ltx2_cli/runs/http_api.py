@@ -1,4 +1,4 @@
-"""The video API of OpenAI's client, as sglang and vLLM-Omni have it: requests become lines of jobs."""
+"""The HTTP addresses of `ltx2 serve`, those of OpenAI's client: a request for a video becomes a line of jobs."""
 
 import re
 import secrets
@@ -93,7 +93,7 @@ class HttpApi:
         return app
 
     async def health(self, request: Request) -> Response:
-        """That the server runs, and how many videos are not done."""
+        """The model, and the number of unfinished videos: the server runs."""
         return JSONResponse({"status": "ok", "model": self.model, "unfinished": self.videos.unfinished()})
 
     async def models(self, request: Request) -> Response:

@@ -116,8 +116,8 @@ def test_openai_client_gets_the_clip_that_generate_makes(
         prompt="a red ball", size="128x128", seconds="0.4", extra_body={"steps": 2, "seed": 7, "guidance_scale": 2}
     )
     assert (video.status, video.progress, video.size, video.seconds) == ("queued", 0, "128x128", "0.375")
-    seen = []
-    while not seen or seen[-1][0] not in ("completed", "failed"):
+    seen = [(video.status, video.progress)]
+    while seen[-1][0] not in ("completed", "failed"):
         now = server.client.videos.retrieve(video.id)
         seen.append((now.status, now.progress))
     states, progress = zip(*dict.fromkeys(seen), strict=True)
