@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from asyncio import Lock
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ltx2_cli.artifacts.files import replacing
-from ltx2_cli.errors import CommandError, UsageError
+from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
 from ltx2_cli.media.images import READABLE_IMAGES, is_image, read_image
 from ltx2_cli.media.probe import READABLE_VIDEOS, is_video, open_video
 from ltx2_cli.request.layers import unknown_name_error
@@ -69,11 +71,12 @@ class Guard:
 
 
 class HttpApi:
-    """Answers to requests about the videos of a server. `read` turns a line of jobs into a request, or raises
-    `UsageError`; `model` is the one that the server has."""
+    """Answers to requests about the videos of a server. `read` turns a line of jobs into a request that fits, or raises
+    `CommandError`; `model` is the one that the server has."""
 
     def __init__(self, videos: ServedVideos, read: Callable[[Mapping[str, Any]], RunSpec], model: str):
         self.videos, self.read, self.model = videos, read, model
+        self._one_at_a_time = Lock()
 
     def app(self, key: str | None) -> Starlette:
         """The program that a web server runs. Without a `key` it answers all but web pages."""
@@ -108,6 +111,11 @@ class HttpApi:
         fields = await _fields(request)
         if fields.get("model", self.model) != self.model:
             raise UsageError(f"the model {fields['model']!r} is not here", f"nearest: {self.model}, or leave it out")
+        async with self._one_at_a_time:
+            return await run_in_threadpool(self._queued, fields)
+
+    def _queued(self, fields: Mapping[str, Any]) -> Response:
+        """The answer to a request for a video, which is planned first."""
         values, video_id = _line_values(fields), self.videos.new_id()
         seed = values.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
         if REFERENCE in fields:
@@ -257,7 +265,8 @@ _OF_WEB_PAGE = _refusal(403, "a web page may not ask a server without a key", "l
 async def _refuse_command(request: Request, error: Exception) -> Response:
     """The answer to a request that cannot be met, or whose file cannot be written."""
     assert isinstance(error, CommandError)
-    return _refusal(400 if isinstance(error, UsageError) else 500, str(error), error.hint)
+    refused = isinstance(error, UsageError | DoesNotFitError)
+    return _refusal(400 if refused else 500, str(error), error.hint)
 
 
 async def _refuse_system(request: Request, error: Exception) -> Response:

@@ -3,12 +3,14 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import time
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,12 +21,13 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.fit import Typed
 from ltx2_cli.parallel.devices import find_devices
+from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import Spelling, spelled_for
 from ltx2_cli.runs.batch import make_jobs
 from ltx2_cli.runs.build_request import ANYTHING
 from ltx2_cli.runs.http_api import HttpApi
 from ltx2_cli.runs.jobs import DONE, SKIPPED, BatchSettings, Job, Jobs, Result
-from ltx2_cli.runs.preflight import agreed_plan, check_downloads
+from ltx2_cli.runs.preflight import agreed_plan, check_downloads, fitting_plan
 from ltx2_cli.runs.served_videos import ServedVideos, VideoStatus, error_message
 from ltx2_cli.runs.session import Session
 
@@ -124,10 +127,14 @@ def serve(session: Session, settings: BatchSettings, server: ServerSettings, in_
         if session.dry_run:
             return
         with spelled_for(Spelling({}, None)):  # by keys: clients type no options
-            _answer(listener, HttpApi(videos, jobs.request, model).app(server.key))
+            session.typed = in_request
+            _answer(listener, HttpApi(videos, partial(_fitting, jobs), model).app(server.key))
             _note_address(session.report, server, listener, videos)
-            session.report, session.typed = ServedProgress(session.report, jobs), in_request
-            make_jobs(jobs, videos.arriving())
+            session.report = ServedProgress(session.report, jobs)
+            try:
+                make_jobs(jobs, videos.arriving())
+            finally:
+                videos.put_back()
 
 
 def _take_folder(session: Session, folder: Path) -> None:
@@ -163,6 +170,13 @@ def _check_usual(session: Session, jobs: ServedJobs) -> str:
         check_downloads(session, request)
     with agreed_plan(session, request, drawn=True):
         return spec.model
+
+
+def _fitting(jobs: ServedJobs, values: Mapping[str, Any]) -> RunSpec:
+    """The request of a line's values. Raises `CommandError` for one that is refused or does not fit the devices."""
+    spec = jobs.request(values)
+    fitting_plan(Request(spec, find_devices()), jobs.session.typed)
+    return spec
 
 
 def _answer(listener: socket.socket, app: Starlette) -> None:

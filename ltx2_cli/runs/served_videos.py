@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.job_lines import MOST_READY, Line
 
 MOST_QUEUED = 1000  # of more, a client would wait in vain
+MOST_KILLS = 3  # of servers that make a video; it may be what kills them
 
 
 class VideoStatus(StrEnum):
@@ -27,6 +29,7 @@ class VideoStatus(StrEnum):
     failed = "failed"
 
 
+OWN_FACTS = ("request", "kills")  # not a client's
 PENDING = VideoStatus.queued, VideoStatus.in_progress
 
 
@@ -52,10 +55,11 @@ class ServedVideo:
     completed_at: int | None = None  # seconds since 1970
     error: Mapping[str, str] | None = None  # of a failed one: code and message
     flaws: tuple[str, ...] = ()  # of the clip: black, frozen, silent, …
+    kills: int = 0  # of servers that were making it
 
     def facts(self) -> dict[str, Any]:
         """What a client is told."""
-        return {"object": "video", **{name: value for name, value in asdict(self).items() if name != "request"}}
+        return {"object": "video", **{name: value for name, value in asdict(self).items() if name not in OWN_FACTS}}
 
 
 class ServedVideos:
@@ -72,10 +76,7 @@ class ServedVideos:
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 self.unreadable.append(path)
                 continue
-            if video.status in PENDING:
-                self._enqueue(replace(video, status=VideoStatus.queued, progress=0))
-            else:
-                self._videos[video.id] = video
+            self._take_over(video)
 
     def new_id(self) -> str:
         """The name of a video, after those of all earlier ones."""
@@ -145,6 +146,29 @@ class ServedVideos:
             if facts.keys() != {"progress"}:
                 self._write(video)
         return True
+
+    def put_back(self) -> None:
+        """Put videos that are being made back into the queue, for the next server."""
+        with self._lock, suppress(OSError):  # a full disk keeps them as they are
+            for video in self._videos.values():
+                if video.status is VideoStatus.in_progress:
+                    self._write(replace(video, status=VideoStatus.queued, progress=0))
+
+    def _take_over(self, video: ServedVideo) -> None:
+        """Take a video of an earlier server; one that was being made when too many were killed has failed."""
+        if video.status is VideoStatus.in_progress:
+            video = replace(video, kills=video.kills + 1)
+            if video.kills == MOST_KILLS:
+                message = (
+                    f"{MOST_KILLS} servers were killed while it was made; their logs and this system's say by what"
+                )
+                error = {"code": "failed", "message": message}
+                video = replace(video, status=VideoStatus.failed, error=error)
+            self._write(video)
+        if video.status in PENDING:
+            self._enqueue(replace(video, status=VideoStatus.queued, progress=0))
+        else:
+            self._videos[video.id] = video
 
     def _enqueue(self, video: ServedVideo) -> None:
         number = len(self._numbers) + 1

@@ -271,10 +271,11 @@ def test_videos_are_listed_and_deleted(server: Server):
     assert not [*server.folder.glob(f"{second}*")]
 
 
-def test_a_video_that_does_not_fit_fails_and_says_what_does(server: Server):
-    video = server.finished(server.create(prompt="a ball", size="8192x8192", num_frames=97)["id"])
-    assert video["status"] == "failed"
-    assert re.search(r'"\w+": \d+ in the request', video["error"]["message"])
+def test_a_video_that_does_not_fit_is_refused_with_what_does(server: Server):
+    answer = server.ask("POST", "/v1/videos", json={"prompt": "a ball", "size": "8192x8192", "num_frames": 97})
+    assert answer.status_code == 400
+    assert re.search(r'this does not fit: .* "\w+": \d+ in the request', answer.json()["error"]["message"])
+    assert server.ask("GET", "/health").json()["unfinished"] == 0
 
 
 def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
@@ -287,9 +288,16 @@ def test_what_a_killed_server_was_asked_for_is_made_by_the_next(tmp_path: Path):
         assert [record(server.folder / f"{video}.mp4")["provenance"]["at_once"] for video in videos] == [2, 2]
         assert server.ask("GET", f"/v1/videos/{videos[1]}/content").content[4:8] == b"ftyp"
         assert "an earlier server did not finish: 2" in said(server.process)
+        kept = [json.loads((server.folder / f"{video}.json").read_text()) for video in videos]
+        assert [video["kills"] for video in kept] == [1, 0]
+        stopped = server.create(prompt="a ball", num_inference_steps=100)["id"]
+        while server.ask("GET", f"/v1/videos/{stopped}").json()["status"] == "queued":
+            pass
         server.process.send_signal(signal.SIGTERM)
         server.process.process.join(10)
         assert server.process.returncode == 130
+    kept = json.loads((server.folder / f"{stopped}.json").read_text())
+    assert (kept["status"], kept["kills"]) == ("queued", 0)
 
 
 def test_a_full_queue_and_damaged_files(tmp_path: Path):
@@ -310,8 +318,12 @@ def test_a_full_queue_and_damaged_files(tmp_path: Path):
     files[folder / "video_cut.json"] = files[folder / "video_status.json"][:40]
     for file, text in files.items():
         file.write_text(text)
+    killed = {**facts, "id": "video_killed", "request": {"output": f"{folder}/video_killed.mp4"}, "kills": 2}
+    (folder / "video_killed.json").write_text(json.dumps({**killed, "status": "in_progress"}))
     with serving(tmp_path) as server:
         assert (answer := server.ask("POST", "/v1/videos", json={"prompt": "a"})).status_code == 429, answer.text
+        answer = server.ask("GET", "/v1/videos/video_killed").json()
+        assert (answer["status"], "3 servers were killed" in answer["error"]["message"]) == ("failed", True)
         of_page = server.ask("GET", "/v1/videos", headers={"Origin": "http://page.example"})  # this server has no key
         assert (of_page.status_code, "web page" in of_page.text) == (403, True)
         assert server.ask("DELETE", "/v1/videos/*").status_code == 404
