@@ -130,6 +130,17 @@ def normalised(pipeline: LTX2Pipeline, video: torch.Tensor, audio: torch.Tensor)
     return (video - mean) / std, pipeline._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=mels)
 
 
+def denormalised(pipeline: LTX2Pipeline, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised latents, as diffusers takes and returns them."""
+    mean, std = (stat.view(1, -1, 1, 1, 1) for stat in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
+    packed = pipeline._pack_audio_latents(audio)
+    packed = pipeline._denormalize_audio_latents(
+        packed, pipeline.audio_vae.latents_mean, pipeline.audio_vae.latents_std
+    )
+    mels = pipeline.audio_vae.config.mel_bins // 4
+    return video * std + mean, pipeline._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=mels)
+
+
 def plan_of(
     checkpoint: Checkpoint,
     case: Case,

@@ -115,7 +115,8 @@ def _clip_so_far(run: StageRun, state: RunState, rows: slice) -> Streams[np.ndar
 
 
 def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray] | None) -> Streams[Any]:
-    """Latents of an interrupted run; else noise, mixed into the upsampled latents `source` and into the conditions."""
+    """Latents of an interrupted run; else noise, mixed into the upsampled latents `source`, into those of
+    an edited clip, and into the conditions."""
     stage = run.phase.stage
     if state.current is not None:
         return state.current
@@ -126,6 +127,7 @@ def _initial_latents(run: StageRun, state: RunState, source: Streams[np.ndarray]
         video, audio = run.phase.within(to_tokens(read_noise(stage.noise, run.phase.clip.shapes)))
         behind = [] if noise.video is None else [to_host(noise.video)[:, video.shape[1] :]]
         noise = run.place(Streams(np.concatenate([video, *behind], axis=1), audio))
+    source = source or run.begin
     if source is None and run.inputs.conditions == UNCONDITIONED:
         return noise
     return jitted(initial_latents, None)(*run.place((source, noise, stage.sigmas[0])), run.inputs.conditions)

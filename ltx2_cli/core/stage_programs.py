@@ -45,7 +45,7 @@ from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.segments import segment_weights
 from ltx2_cli.plan.spatial_tiles import SpatialTiles, Tile
-from ltx2_cli.plan.stages import Stage
+from ltx2_cli.plan.stages import NO_CONDITIONS, Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
 NO_CONDITION_LATENTS: Streams[Sequence[np.ndarray]] = Streams((), ())
@@ -237,6 +237,17 @@ class StageRun:
         """Begin with an empty cache, before the steps of latents [videos, tokens, channels]."""
         if self.programs.cache:
             self.cache = self.programs.cache(self.transformer, latents, self.inputs)
+
+    @property
+    def begin(self) -> Streams[np.ndarray] | None:
+        """The latents [1, tokens, channels] that are noised where an edited clip is kept in part: its own, zeros for a
+        stream that it lacks. None: the stage begins as noise."""
+        stage = self.phase.stage
+        if stage.begins_as == NO_CONDITIONS:
+            return None
+        zeros = Streams(*(np.zeros(shape, np.float32) for shape in stage.token_shapes))
+        whole = zip(stage.begins_as, self.condition_latents, zeros, strict=True)
+        return Streams(*(none[None] if number is None else of[number][None] for number, of, none in whole))
 
     def hold(self, clip: Streams[np.ndarray]) -> None:
         """Take the latents that the stage holds from the clips of a batch, tokens [videos, tokens, channels]."""

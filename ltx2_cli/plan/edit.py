@@ -37,12 +37,21 @@ def edited(spec: RunSpec) -> int | None:
     return next((number for number, condition in enumerate(spec.conditions) if condition.kind == "clip"), None)
 
 
+def noise_level(spec: RunSpec) -> float:
+    """The noise level at which the first stage begins: that of an edited clip, else 1, which is noise alone."""
+    number = edited(spec)
+    return 1.0 if number is None else spec.conditions[number].noise_level
+
+
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
     """Read all frames of an edited clip, cropped to the request's size. Raises `UsageError` for a clip of another size,
     or without the part to regenerate."""
     path = Path(condition.path).expanduser()
     video = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
     (begin, end), count = condition.regenerate, len(video.frames)
+    if begin == count and condition.noise_level < 1:
+        sentence = f"what follows {path} begins as noise, and a noise level of {condition.noise_level:g} is asked for"
+        raise UsageError(sentence, "noise_level: 1")
     if begin > count or begin < count < end:
         sentence = f"{path} has {count} frames at {spec.fps:g} a second, not the frames {begin} to {end}"
         raise UsageError(sentence, f"nearest: regenerate: [{min(begin, count - 1)}, {count}]")

@@ -27,7 +27,7 @@ from ltx2_cli.models.arch import Arch
 from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.parallel.mesh import ShardingPlan
 from ltx2_cli.plan.condition_slices import HELD, ConditionSlice, condition_slices, fully_conditioned, window_slices
-from ltx2_cli.plan.edit import edit_of
+from ltx2_cli.plan.edit import edit_of, edited, noise_level
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.keyframe_windows import check_rounds, keyframes_of_rounds, segment_ends, segment_slices
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
@@ -40,6 +40,7 @@ REFERENCE_TOKENS = 4096  # of a schedule by the clip's tokens, where there is no
 UNGUIDED = Streams(NO_GUIDANCE, NO_GUIDANCE)
 NO_SLICES: Streams[tuple[ConditionSlice, ...]] = Streams((), ())
 NEITHER = Streams(False, False)
+NO_CONDITIONS: Streams[int | None] = Streams(None, None)
 UNREFINED = (0.0,)  # the noise levels of upsampled latents that are left as they are
 EULER = "euler"  # the usual sampler
 
@@ -81,6 +82,7 @@ class Stage:
     network: str = DENOISER  # or STAGE2_DENOISER
     connectors: str = CONNECTORS  # that make the text it reads, or STAGE2_CONNECTORS
     source: Streams[LatentShape] | None = None  # of latents that it upsamples and noises; None: it begins as noise
+    begins_as: Streams[int | None] = NO_CONDITIONS  # those whose latents are noised; None: all is noise
     noise: str | None = None  # file of the initial noise; None: it is drawn
     keep_audio: bool = False  # the audio is that of the source
     source_keyframes: int = 0  # generated keyframes among its latents, which those of this stage begin as
@@ -342,7 +344,17 @@ def _first_stage(spec: RunSpec, inputs: PlanInputs, name: str, size: StageSize, 
     assert spec.sampler is not None
     stage = replace(stage, sampler=spec.sampler, eta=spec.eta, first_block_cache=spec.first_block_cache)
     _check_cache(stage)
-    return _with_conditions(stage, spec, inputs)
+    return _beginning(_with_conditions(stage, spec, inputs), spec, inputs)
+
+
+def _beginning(stage: Stage, spec: RunSpec, inputs: PlanInputs) -> Stage:
+    """The stage as it begins: from an edited clip that is kept in part, else from noise."""
+    number = edited(spec)
+    if number is None or noise_level(spec) == 1:
+        return stage
+    seen = [shown.number for shown in stage.placed_videos]
+    heard = [shown for shown in seen if inputs.input_videos[shown].audio]
+    return replace(stage, begins_as=Streams(seen.index(number), heard.index(number) if number in heard else None))
 
 
 def _check_cache(stage: Stage) -> None:
@@ -359,7 +371,13 @@ def _check_cache(stage: Stage) -> None:
 
 
 def _first_sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
-    """The noise levels of the first stage, float32 [steps + 1]."""
+    """The noise levels of the first stage, float32 [steps + 1]: its schedule, or of an edited clip that is kept in part
+    the end of it, from the noise level of that clip."""
+    sigmas, first = _schedule_sigmas(spec, arch, geometry), np.float32(noise_level(spec))
+    return sigmas if first == 1 else np.concatenate([[first], sigmas[sigmas < first]])
+
+
+def _schedule_sigmas(spec: RunSpec, arch: Arch, geometry: Geometry) -> np.ndarray:
     if spec.sigmas is not None:
         return np.asarray(spec.sigmas, np.float32)
     assert spec.num_inference_steps is not None

@@ -169,6 +169,7 @@ class ConditionSpec:
     temporal_scale: int | None = None  # of a reference, in frames a second; None: as its LoRA says
     regenerate: tuple[int, int] = (0, 0)  # of a clip: the first regenerated frame, and the first one behind them
     streams: Literal["both", "video", "audio"] = "both"  # of a clip: what is regenerated
+    noise_level: float = 1.0  # of a clip: at which the regenerated part begins; below 1 it keeps some of the clip
     sha256: str | None = None  # of the file; None: whatever it holds
 
 

@@ -20,6 +20,7 @@ SAMPLERS = Path(__file__).parents[1] / "diffusion" / "samplers"  # a file each
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
 LEAST_STEP = 1e-6  # smallest difference of noise levels
+LEAST_NOISE_LEVEL = 0.01  # of an edited clip
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_WINDOWS = 1000
@@ -306,6 +307,11 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
         if not 0 <= begin < end:
             nearest = f"regenerate: [{max(begin, 0)}, {max(begin, 0) + 1}]"
             yield f"of {clip.path} the frames {begin} to {end} are to be regenerated; nearest: {nearest}"
+        if problem := Range(LEAST_NOISE_LEVEL, 1).problem(clip.noise_level, "noise_level: "):
+            yield f"noise_level {clip.noise_level:g} of {clip.path} is {problem}"
+        elif clip.noise_level < 1 and (spec.keyframes or spec.keyframe_segments):
+            off = typed("keyframes", 0) if spec.keyframes else typed("keyframe_segments", [])
+            yield f"generated keyframes begin as noise, and {clip.path} at a noise level of {clip.noise_level:g}; {off}"
         if clip.frame:
             yield f"{clip.path} is changed, not shown at frame {clip.frame}; nearest: frame: 0"
 

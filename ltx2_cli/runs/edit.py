@@ -87,14 +87,16 @@ def retake(
     session: Session,
     edit: EditRequest,
     settings: RunSettings,
-    part: tuple[str, str],
+    part: tuple[str | None, str | None],
     streams: str,
     num_frames: int | None,
+    noise_level: float,
 ) -> None:
-    """Regenerate a `part` of a clip, from and to these times, and print the paths, or print a dry run."""
+    """Regenerate a `part` of a clip, from and to these times or those of the clip, and print the paths, or print a dry
+    run."""
     with synchronized(session.hosts) as facts:
         note_environment(session.report, edit.given, edit.settings)
-        spec = _retaken(session, _open(edit), part, streams, num_frames)
+        spec = _retaken(session, _open(edit), part, streams, num_frames, noise_level)
         facts |= request_facts(spec)
     make(session, spec, settings)
 
@@ -134,24 +136,34 @@ def _open(edit: EditRequest) -> EditedClip:
 
 
 def _retaken(
-    session: Session, clip: EditedClip, part: tuple[str, str], streams: str, num_frames: int | None
+    session: Session,
+    clip: EditedClip,
+    part: tuple[str | None, str | None],
+    streams: str,
+    num_frames: int | None,
+    noise_level: float,
 ) -> RunSpec:
-    start, stop = map(seconds_of, part, ("--from", "--to"))
     count, fps, path = len(clip.video.frames), clip.fps, clip.video.path
-    if start >= stop:
+    whole = (count - 1) // COMPRESSION * COMPRESSION + 1
+    if part == (None, None) and noise_level == 1:
+        sentence = f"all of {path} would be made anew, which keeps nothing of it"
+        raise UsageError(sentence, "--noise-level 0.9, or a part: --from 0s --to 1s")
+    start = 0.0 if part[0] is None else seconds_of(part[0], "--from")
+    stop = (count if start else whole) / fps if part[1] is None else seconds_of(part[1], "--to")
+    if part[1] is not None and start >= stop:
         later = start if stop < start else start + COMPRESSION / fps
         raise UsageError(f"--from {start:g}s is not before --to {stop:g}s", f"--from {stop:g}s --to {later:g}s")
     begin, end = floor(start * fps + ROUNDING), ceil(stop * fps - ROUNDING)
     if begin >= count or end > count:
-        sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:g} to {stop:g} s are to be regenerated"
+        sentence = f"{path} lasts {clip.seconds:.2f} s, and {start:.4g} to {stop:.4g} s are to be regenerated"
         nearest = min(begin, count - 1) / fps
         raise UsageError(sentence, f"nearest: --from {nearest:.2f}s --to {floor(100 * clip.seconds) / 100:.2f}s")
-    whole = (count - 1) // COMPRESSION * COMPRESSION + 1
     made = num_frames or min(whole, whole if clip.references else longest_clip(fps))
     alone = "video"
     if streams != alone and open_video(path).sample_rate is None:
         raise UsageError(f"{path} has no audio to retake", f"--{alone}")
-    return clip.request(session, made, {"regenerate": [begin, end], "streams": streams})
+    level = {"noise_level": noise_level} if noise_level != 1 else {}
+    return clip.request(session, made, {"regenerate": [begin, end], "streams": streams, **level})
 
 
 def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int | None) -> RunSpec:

@@ -173,7 +173,8 @@ def _item_text(item: object) -> str:
     if isinstance(item, dict) and item.keys() >= {"path", "frame", "strength"}:
         strength = "" if item["strength"] is None else ":{strength}"
         words = {"reference": "reference {path}" + strength, "mask": "reference mask {path}"}
-        words |= {"clip": "frames {regenerate[0]} to {regenerate[1]} of clip {path} regenerated, {streams}"}
+        level = ", from noise level {noise_level}" if item.get("noise_level", 1) != 1 else ""
+        words |= {"clip": "frames {regenerate[0]} to {regenerate[1]} of clip {path} regenerated, {streams}" + level}
         with suppress(KeyError, IndexError, TypeError):  # a stranger's
             return words.get(item.get("kind", "image"), "{path}@{frame}" + strength).format_map(read_condition(item))
     return str(item)

@@ -122,6 +122,7 @@ def _condition_row(condition: ConditionSpec, strengths: Sequence[float]) -> tupl
             return "follows", f"where {shown} is white"
         case "clip":
             begin, end = condition.regenerate
-            return "regenerate", f"frames {begin} to {end} of {shown}, {condition.streams}"
+            level = f", from noise level {condition.noise_level:g}" if condition.noise_level < 1 else ""
+            return "regenerate", f"frames {begin} to {end} of {shown}, {condition.streams}{level}"
         case _:
             return "shows", f"{shown} at frame {condition.frame}, {strength}"

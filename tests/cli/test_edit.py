@@ -76,6 +76,31 @@ def test_a_retake_may_be_of_one_stream(asks: Asks, clip: Path, flags: list[str],
 
 
 @pytest.mark.parametrize(
+    ("part", "regenerate"),
+    [
+        ([], (0, 49)),
+        (["--from", "1s"], (24, 49)),
+        (["--to", "1s"], (0, 24)),
+        (["--from", "1s", "--to", "2s"], (24, 48)),
+    ],
+)
+def test_a_retake_of_a_noise_level_is_of_all_that_no_time_excludes(
+    asks: Asks, clip: Path, part: list[str], regenerate: tuple[int, int]
+) -> None:
+    spec = asks("retake", clip, *part, "--noise-level", "0.9")
+    assert isinstance(spec, RunSpec)
+    wanted = ConditionSpec(str(clip), kind="clip", regenerate=regenerate, noise_level=0.9)
+    assert (spec.conditions, spec.num_frames) == ((wanted,), 49)
+
+
+def test_a_retake_says_what_it_keeps(asks: Asks, clip: Path) -> None:
+    refused = str(asks("retake", clip))
+    assert "would be made anew, which keeps nothing of it" in refused
+    assert "hint: --noise-level 0.9, or a part: --from 0s --to 1s" in refused
+    assert "lasts 2.04 s, and 3 to 2.042 s are to be regenerated" in str(asks("retake", clip, "--from", "3s"))
+
+
+@pytest.mark.parametrize(
     ("seconds", "more", "num_frames", "shown", "end"),
     [
         ("1s", [], 41, 17, 73),

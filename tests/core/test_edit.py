@@ -10,16 +10,30 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import save_file
 
-from clips import PROMPT, Case, Checkpoint, Size, plan_of
+from clips import (
+    PROMPT,
+    Case,
+    Checkpoint,
+    Size,
+    at_levels,
+    denormalised,
+    final_latents,
+    make_latents,
+    normalised,
+    plan_of,
+)
 from ltx2_cli.core import join
 from ltx2_cli.core.components import Components
-from ltx2_cli.core.conditions import _frames
+from ltx2_cli.core.conditions import _frames, encode_conditions
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import open_components
 from ltx2_cli.core.stage_programs import _conditions, _no_latents
 from ltx2_cli.core.write import write
+from ltx2_cli.diffusion.latents import from_tokens
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import read_audio
 from ltx2_cli.media.clip import Media
@@ -34,6 +48,7 @@ from ltx2_cli.weights.declare import Scope
 from ltx2_cli.weights.hub import DEMO_FOLDER
 from ltx2_cli.weights.load import load_weights
 from media.test_videos import write_lossless
+from parity import relative_error
 from program import run_program
 from sounds import tone
 from tools.train_demo.clips import scene_of
@@ -71,7 +86,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], **more: Any) -> Plan:
-    asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength") if key in more}
+    asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength", "noise_level") if key in more}
     condition = {"kind": "clip", "path": str(clip), "regenerate": list(regenerate), **asked}
     return plan_of(checkpoint, more.pop("case", CASE), more.pop("seed", 3), conditions=[condition], **more)
 
@@ -194,6 +209,79 @@ def test_what_is_kept_whole_is_clean_for_the_other_stream(
     assert [tokens and tokens.text_scale for tokens in held] == [*levels]
 
 
+def encoded(plan: Plan, components: Components) -> Streams[list[np.ndarray]]:
+    """The latents of an edited clip, as tokens."""
+    return encode_conditions(plan, plan.phases, components, Report())[0]
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_clip_that_is_kept_in_part_equals_the_reference_from_its_noise_level(
+    checkpoint: Checkpoint, clip: Path, sound: bool, tmp_path: Path
+) -> None:
+    """All of it, from the noise that diffusers draws; of a silent clip the audio begins at the mean of all audio."""
+    if not sound:
+        clip = write_lossless(tmp_path / "v.mov", read_whole_video(clip).frames)
+    pipeline, noise = checkpoint.pipeline, tmp_path / "noise.safetensors"
+    kept = {"noise_level": 0.8, "sigmas": (1, 0.9, 0.8, 0.6, 0.3, 0), "num_inference_steps": None}
+    plan = edited(checkpoint, clip, (0, 25), **kept)
+    (stage,), components = plan.stages, open_components(plan)
+    assert stage.sigmas.tolist() == np.float32([0.8, 0.6, 0.3, 0]).tolist()
+    videos, sounds = encoded(plan, components)
+    assert len(sounds) == sound
+    tokens = Streams(
+        videos[0][None], sounds[0][None] if sound else np.zeros((1, *stage.token_shapes.audio), np.float32)
+    )
+    generator = torch.Generator().manual_seed(6)
+    drawn = Streams(*(torch.randn(stream.shape, generator=generator).numpy() for stream in tokens))
+    files = from_tokens(drawn, plan.latent_shapes)._asdict()
+    save_file({name: np.ascontiguousarray(array) for name, array in files.items()}, noise)
+
+    begin = denormalised(pipeline, *map(torch.tensor, from_tokens(tokens, plan.latent_shapes)))
+    asked = {**dict(zip(("latents", "audio_latents"), begin, strict=True)), "noise_scale": 0.8}
+    theirs = at_levels(pipeline, [0.8, 0.6, 0.3], CASE.size, generator=torch.Generator().manual_seed(6), **asked)
+    wanted = normalised(pipeline, *theirs)
+    ours = final_latents(edited(checkpoint, clip, (0, 25), **kept, initial_noise=str(noise)))
+    errors = [relative_error(got, their) for got, their in zip(ours, wanted, strict=True)]
+    assert max(errors) <= 1e-4, errors
+
+
+@pytest.mark.parametrize("streams", ["both", "video", "audio"])
+def test_a_part_that_hardly_any_noise_reaches_is_nearly_that_of_the_clip(
+    checkpoint: Checkpoint, clip: Path, streams: str
+) -> None:
+    """And all around it stays as it is."""
+    plan = edited(checkpoint, clip, (10, 14), streams=streams, noise_level=0.01, num_videos=2)
+    components = open_components(plan)
+    videos, sounds = encoded(plan, components)
+    made = make_latents(plan, components)
+    size = plan.stages[0].geometry.height * plan.stages[0].geometry.width
+    assert plan.edit
+    video, audio = plan.edit.latents
+    for (old,), both, new in zip(
+        (videos, sounds), made, (slice(video.start * size, video.stop * size), audio), strict=True
+    ):
+        changed = np.abs(both - old).max(axis=-1) > 0
+        assert [*np.flatnonzero(changed.any(axis=0))] == [*range(new.start, new.stop)]
+        assert (both[0] != both[1]).any() == (new != NOTHING)
+        assert np.linalg.norm(both - old) < 0.03 * np.linalg.norm(old) * np.sqrt(2)
+
+
+@pytest.mark.parametrize(
+    ("regenerate", "more", "sentence"),
+    [
+        ((4, 9), {"noise_level": 0.0}, "noise_level 0 of {clip} is not in 0.01 to 1"),
+        ((4, 9), {"noise_level": 1.5}, "noise_level 1.5 of {clip} is not in 0.01 to 1"),
+        ((4, 9), {"noise_level": 0.5, "keyframes": 1}, "generated keyframes begin as noise"),
+        ((25, 33), {"noise_level": 0.5}, "what follows {clip} begins as noise"),
+    ],
+)
+def test_a_noise_level_of_nothing_to_keep_is_refused(
+    checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], more: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence.replace("{clip}", str(clip)))):
+        edited(checkpoint, clip, regenerate, **more)
+
+
 def _model(checkpoint: Checkpoint) -> list[str]:
     options = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
     options += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]
@@ -231,7 +319,7 @@ def test_a_retake_keeps_all_else_and_is_replayed(
 ) -> None:
     """Of a clip that says nothing of itself; the retake says all."""
     new = tmp_path / "new.mp4"
-    interval = ["--from", "0.42s", "--to", "0.58s"]
+    interval = ["--from", "0.42s", "--to", "0.58s", "--noise-level", "0.99"]
     assert run_program(monkeypatch, "retake", str(clip), *interval, *_model(checkpoint), "-o", str(new)) == 0
     said = capsys.readouterr().err
     retaken = "asked 0.42 to 0.58 s, whole latents regenerate video 0.38 to 0.71 s, audio 0.41 to 0.61 s"
@@ -246,9 +334,9 @@ def test_a_retake_keeps_all_else_and_is_replayed(
     assert run_program(monkeypatch, "replay", "--verify", str(new)) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"
     assert run_program(monkeypatch, "info", str(new)) == 0
-    assert f"frames 10 to 14 of clip {clip} regenerated, both" in capsys.readouterr().out
+    assert f"frames 10 to 14 of clip {clip} regenerated, both, from noise level 0.99" in capsys.readouterr().out
     assert run_program(monkeypatch, "generate", "--config", str(new), "--dry-run") == 0
-    assert f"frames 10 to 14 of clip {clip}, both" in capsys.readouterr().out
+    assert f"frames 10 to 14 of clip {clip}, both, from noise level 0.99" in capsys.readouterr().out
 
 
 def test_what_is_kept_is_decoded_as_the_autoencoder_gives_it_back() -> None:
