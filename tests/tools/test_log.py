@@ -94,6 +94,21 @@ def test_clips_begin_and_end_with_the_pictures_that_they_are_given() -> None:
         assert min(seen[name][part].values()) >= least
 
 
+def test_restyled_clips_keep_places_and_take_what_the_prompt_says() -> None:
+    """The lower the level, the more of the clip, and the less of the prompt."""
+    seen = {name: figures["first_second"] for name, figures in evaluated().items() if "restyled" in name}
+    anew, most, some, least = (seen[f"restyled from {level}"] for level in ("1", "0.9", "0.7", "0.5"))
+    assert most["place"] >= anew["place"] + 0.25
+    assert some["place"] >= 0.9
+    assert min(most["colour"], most["shape"], some["colour"]) >= 0.95
+    assert least["shape"] <= some["shape"] < most["shape"]
+    first, then = ([f"{100 * figures[what]:.3g}" for what in PARTS] for figures in (most, some))
+    said = " ".join(RECIPES.split())
+    assert f"{first[1]} % the new shape, and {first[2]} % the clip's place" in said
+    assert f"({100 * anew['place']:.3g} % from noise alone)" in said
+    assert f"from 0.7 {then[0]}, {then[1]} and {then[2]} %." in said
+
+
 def test_clips_in_windows_change_at_joints_as_elsewhere() -> None:
     """The largest change of two neighbouring frames at a joint, beside those around it."""
     in_windows, whole = evaluated()["long, in windows"], evaluated()["long"]

@@ -2,6 +2,7 @@
 `python -m tools.train_demo.evaluate`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,7 +16,18 @@ from ltx2_cli.media.write import write_mp4
 from tools.train_demo.captions import PICTURED, caption
 from tools.train_demo.measure import judge, means, measure, read_mp4
 from tools.train_demo.sight import look
-from tools.train_demo.world import FPS, NUM_FRAMES, SAMPLING_RATE, Scene, draw_frames, draw_scene, path, record_sound
+from tools.train_demo.world import (
+    COLOURS,
+    FPS,
+    NUM_FRAMES,
+    SAMPLING_RATE,
+    SHAPES,
+    Scene,
+    draw_frames,
+    draw_scene,
+    path,
+    record_sound,
+)
 
 SEED = 202
 SECOND = 24  # frames
@@ -29,6 +41,7 @@ class Variant(NamedTuple):
     request: Mapping[str, Any]
     hidden: Sequence[str] = ()
     pixels: int = 128
+    restyles: bool = False  # the files show another shape in another colour
 
 
 FIRST, LAST = {"path": FIRST_FILE}, {"path": LAST_FILE, "frame": -1}
@@ -40,6 +53,12 @@ def retaken(streams: str, begin: int, end: int) -> Mapping[str, Any]:
     return {"conditions": [{"path": CLIP_FILE, "kind": "clip", "regenerate": [begin, end], "streams": streams}]}
 
 
+def restyled(noise_level: float) -> Variant:
+    """All of a clip of another shape in another colour is made anew from this noise level."""
+    clip = {"path": CLIP_FILE, "kind": "clip", "regenerate": [0, NUM_FRAMES], "noise_level": noise_level}
+    return Variant({"conditions": [clip]}, ("place",), restyles=True)
+
+
 GIVEN = {
     "first picture": Variant({"conditions": [FIRST]}),
     "first and last picture": Variant({"conditions": [FIRST, LAST]}),
@@ -48,6 +67,7 @@ GIVEN = {
     "first picture in two stages": Variant({"conditions": [FIRST]} | TWO_STAGES, pixels=256),
     "picture retaken": Variant(retaken("video", 16, 33)),
     "sound retaken": Variant(retaken("audio", 0, NUM_FRAMES)),
+    **{f"restyled from {level:g}": restyled(level) for level in (1, 0.9, 0.7, 0.5)},
     "sound, place unsaid": Variant({"audio": {"path": CLIP_FILE}}, ("place",)),
 }
 
@@ -68,13 +88,20 @@ def write_files(scene: Scene, pixels: int, folder: Path) -> None:
     write_mp4(Media(frames, record_sound(scene), FPS, SAMPLING_RATE), folder / CLIP_FILE)
 
 
+def other_style(scene: Scene) -> Scene:
+    """The scene with another shape in another colour."""
+    shapes, colours = [*SHAPES], [*COLOURS]
+    shape = shapes[(shapes.index(scene.shape) + 1) % len(shapes)]
+    return replace(scene, shape=shape, colour=colours[(colours.index(scene.colour) + 3) % len(colours)])
+
+
 def filmed(variant: Variant, count: int, request: Mapping[str, Any]) -> Iterator[tuple[Scene, Media]]:
     """Each scene, and the clip that is made of its prompt and of what it is given, read from its mp4."""
     components = None
     with TemporaryDirectory() as name:
         folder = Path(name)
         for seed, (scene, prompt) in enumerate(asked(count, variant.hidden)):
-            write_files(scene, variant.pixels, folder)
+            write_files(other_style(scene) if variant.restyles else scene, variant.pixels, folder)
             wanted = {"model": "demo", "keep_resident": True, "prompt": prompt, "seed": seed, **request}
             plan = resolve(read_spec(wanted | request_of(variant, folder)))
             components = components or load(plan)
