@@ -261,6 +261,8 @@ def _wrong_conditions(spec: RunSpec) -> Iterator[str]:
             yield f"strength {strength:g} of {path} is {problem}"
         if count is not None and (problem := Range(1, spec.num_frames, 8, 1).problem(count, "num_frames: ")):
             yield f"num_frames {count} of {path} is {problem}"
+        if condition.noise_level != 1 and condition.kind != "clip":
+            yield f"noise_level {condition.noise_level:g} of {path} is for an edited clip; kind: clip, or its strength"
         if not Path(expanduser(path)).exists():
             yield f"there is no {condition.kind} {path}; check the path"
 

@@ -86,7 +86,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(checkpoint: Checkpoint, clip: Path, regenerate: tuple[int, int], **more: Any) -> Plan:
-    asked = {key: more.pop(key) for key in ("streams", "num_frames", "strength", "noise_level") if key in more}
+    names = ("kind", "streams", "num_frames", "strength", "noise_level")
+    asked = {name: more.pop(name) for name in names if name in more}
     condition = {"kind": "clip", "path": str(clip), "regenerate": list(regenerate), **asked}
     return plan_of(checkpoint, more.pop("case", CASE), more.pop("seed", 3), conditions=[condition], **more)
 
@@ -272,6 +273,7 @@ def test_a_part_that_hardly_any_noise_reaches_is_nearly_that_of_the_clip(
         ((4, 9), {"noise_level": 0.0}, "noise_level 0 of {clip} is not in 0.01 to 1"),
         ((4, 9), {"noise_level": 1.5}, "noise_level 1.5 of {clip} is not in 0.01 to 1"),
         ((4, 9), {"noise_level": 0.5, "keyframes": 1}, "generated keyframes begin as noise"),
+        ((4, 9), {"noise_level": 0.5, "kind": "video"}, "noise_level 0.5 of {clip} is for an edited clip; kind: clip"),
         ((25, 33), {"noise_level": 0.5}, "what follows {clip} begins as noise"),
     ],
 )
