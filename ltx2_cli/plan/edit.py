@@ -106,6 +106,12 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, video: Video, compression
     return shown
 
 
+def extension(count: int, added: int, most: int) -> tuple[int, int]:
+    """Frames that a run sees of a clip of `count`, at most half of `most`, and those that it makes to add some."""
+    shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
+    return shown, shown + ceil(added / COMPRESSION) * COMPRESSION
+
+
 def first_shown(condition: ConditionSpec, count: int) -> int:
     """The first frame of a clip of `count` frames that a run sees: the regenerated part is in the middle where the clip
     allows it; an extension sees the last frames."""

@@ -20,7 +20,6 @@ SAMPLERS = Path(__file__).parents[1] / "diffusion" / "samplers"  # a file each
 MAX_STEPS = 1000
 MAX_VIDEOS = 1000
 LEAST_STEP = 1e-6  # smallest difference of noise levels
-LEAST_NOISE_LEVEL = 0.01  # of an edited clip
 MAX_FPS = 240
 MAX_SIDE = 2**14  # pixels
 MAX_WINDOWS = 1000
@@ -64,6 +63,7 @@ class Range(NamedTuple):
         return f"not {rule}; nearest: {typed}{below} or {below + self.step}"
 
 
+NOISE_LEVELS = Range(0.01, 1)  # at which a part of an edited clip may begin
 RANGES = {
     "height": Range(32, MAX_SIDE, 32),
     "width": Range(32, MAX_SIDE, 32),
@@ -309,7 +309,7 @@ def _wrong_clips(spec: RunSpec) -> Iterator[str]:
         if not 0 <= begin < end:
             nearest = f"regenerate: [{max(begin, 0)}, {max(begin, 0) + 1}]"
             yield f"of {clip.path} the frames {begin} to {end} are to be regenerated; nearest: {nearest}"
-        if problem := Range(LEAST_NOISE_LEVEL, 1).problem(clip.noise_level, "noise_level: "):
+        if problem := NOISE_LEVELS.problem(clip.noise_level, "noise_level: "):
             yield f"noise_level {clip.noise_level:g} of {clip.path} is {problem}"
         elif clip.noise_level < 1 and (spec.keyframes or spec.keyframe_segments):
             off = typed("keyframes", 0) if spec.keyframes else typed("keyframe_segments", [])

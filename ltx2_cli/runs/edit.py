@@ -11,6 +11,7 @@ from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
+from ltx2_cli.plan.edit import extension
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
 from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
@@ -179,7 +180,7 @@ def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int 
     most = clip.request(session).num_frames
     if clip.record and clip.record.values.get("windows", 1) != 1:  # it is longer than what is made at once
         most = min(most, longest_clip(fps))
-    shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
+    shown, length = extension(count, added, most)
     if most - shown < COMPRESSION:
         raise UsageError(
             f"{typed('num_frames', most)} leaves no room for what follows", typed("num_frames", COMPRESSION + 1)
@@ -189,5 +190,4 @@ def _extended(session: Session, clip: EditedClip, seconds: str, num_frames: int 
         behind = f"behind the {shown / fps:.2f} s that it begins with"
         hint = f"extend twice; at most --seconds {floor(100 * room / fps) / 100:.2f}s at a time"
         raise UsageError(f"one clip has no room for --seconds {seconds} {behind}", hint)
-    length = shown + ceil(added / COMPRESSION) * COMPRESSION
     return clip.request(session, length, {"regenerate": [count, count + added], "num_frames": shown})

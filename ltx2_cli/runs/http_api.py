@@ -4,8 +4,10 @@ import re
 import secrets
 from asyncio import Lock
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ltx2_cli.artifacts.files import replacing
 from ltx2_cli.errors import CommandError, DoesNotFitError, UsageError
-from ltx2_cli.media.images import READABLE_IMAGES, is_image, read_image
-from ltx2_cli.media.probe import READABLE_VIDEOS, is_video, open_video
 from ltx2_cli.request.layers import unknown_name_error
-from ltx2_cli.request.size import SIZE_SHORTHANDS
+from ltx2_cli.request.size import SIZE_SHORTHANDS, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import GENERATE, NAMES, PARTS, by_key
-from ltx2_cli.request.validation import MAX_SEED
+from ltx2_cli.request.validation import MAX_SEED, NOISE_LEVELS
 from ltx2_cli.runs.job_lines import read_object
 from ltx2_cli.runs.served_videos import MOST_QUEUED, ServedVideo, ServedVideos, VideoStatus, error_message
 from ltx2_cli.runs.session import system_error
+from ltx2_cli.runs.uploads import EDITED, REFERENCE, UploadValues, extended, restyled, shown_upload, written_frames
 
 MOST_BODY_BYTES = 2**26  # of a request with its image or video
 MOST_LISTED, LISTED = 100, 20  # videos of one answer: at most, and without `limit`
 WIDTH_X_HEIGHT = re.compile(r"\d{1,5}x\d{1,5}")
 DATA_URL = re.compile(r"data:[\w/+.-]+;base64,(?P<content>.*)", re.DOTALL)
-REFERENCE = "input_reference"  # an image or a video, with which the clip begins
+USUAL_NOISE_LEVEL = 0.9  # of an edit
+FILE_FIELDS, ID_FIELD = (REFERENCE, EDITED), f"{EDITED}[id]"  # of forms
+EDITED_HINT = f'a file in a form, or {{"id": …}} in `{EDITED}`'
+FILES_HINT = f"files: `{REFERENCE}`, and of an edit `{EDITED}`"
+KEYS_OF_CONTENT = {"prompt", "seed", "segments"}  # that an edit does not take from the request of its video
 # Keys that a request may set: what a clip shows and how it is denoised, no file, network or device.
 TAKEN_KEYS = {
     *("prompt", "negative_prompt", "segments", "segment_fade", "height", "width", "num_frames", "fps", "seed"),
@@ -47,7 +52,17 @@ TAKEN_KEYS = {
 ALIKE = {"size": ("width", "height", "aspect", "resolution"), "seconds": ("num_frames", "duration")}
 ALSO_TAKEN = ("model", REFERENCE, *ALIKE, *SIZE_SHORTHANDS)
 TAKEN_NAMES = sorted({*ALSO_TAKEN, *(name for name, key in NAMES.items() if key.partition(".")[0] in TAKEN_KEYS)})
+OF_CLIP = {"num_frames", "fps", "windows", "window_overlap", "keyframes", "image_crf", "image_strength"}
+NOT_OF_EDIT = {*OF_CLIP, *ALIKE, *SIZE_SHORTHANDS, REFERENCE}  # which has the length of its video
 SHOWN_NAMES = ("conditions", *(name for name, key in PARTS.items() if key.startswith("conditions/")))
+
+
+class StateError(CommandError):
+    """What a request asks for does not go together with the state of a video."""
+
+    def __init__(self, status: int, sentence: str, hint: str):
+        super().__init__(sentence, hint)
+        self.status = status
 
 
 class Guard:
@@ -72,10 +87,10 @@ class Guard:
 
 class HttpApi:
     """Answers to requests about the videos of a server. `read` turns a line of jobs into a request that fits, or raises
-    `CommandError`; `model` is the one that the server has."""
+    `CommandError`; `usual` is the one that sets a prompt alone."""
 
-    def __init__(self, videos: ServedVideos, read: Callable[[Mapping[str, Any]], RunSpec], model: str):
-        self.videos, self.read, self.model = videos, read, model
+    def __init__(self, videos: ServedVideos, read: Callable[[Mapping[str, Any]], RunSpec], usual: RunSpec):
+        self.videos, self.read, self.usual, self.model = videos, read, usual, usual.model
         self._one_at_a_time = Lock()
 
     def app(self, key: str | None) -> Starlette:
@@ -85,6 +100,9 @@ class HttpApi:
             Route("/v1/models", self.models),
             Route("/v1/videos", self.create, methods=["POST"]),
             Route("/v1/videos", self.list),
+            Route("/v1/videos/edits", self.edit, methods=["POST"]),
+            Route("/v1/videos/extensions", self.extend, methods=["POST"]),
+            Route("/v1/videos/{id}/remix", self.remix, methods=["POST"]),
             Route("/v1/videos/{id}", self.retrieve),
             Route("/v1/videos/{id}", self.delete, methods=["DELETE"]),
             Route("/v1/videos/{id}/content", self.content),
@@ -106,29 +124,80 @@ class HttpApi:
 
     async def create(self, request: Request) -> Response:
         """Put a video into the queue."""
+        fields = await _fields(request)
+        return await self._queued(fields, _line_values(fields, TAKEN_NAMES), fields.get(REFERENCE), shown_upload)
+
+    async def edit(self, request: Request) -> Response:
+        """Put a video into the queue that restyles another one."""
+        fields = await _fields(request)
+        level = _noise_level(fields.pop("noise_level", USUAL_NOISE_LEVEL))
+        return await self._edited(fields, partial(restyled, noise_level=level))
+
+    async def remix(self, request: Request) -> Response:
+        """Put a video into the queue that restyles this one."""
+        if EDITED in (fields := await _fields(request)):
+            raise UsageError(f"`{EDITED}` is not taken here: a remix is of the video in its address", "leave it out")
+        fields[EDITED] = {"id": request.path_params["id"]}
+        level = _noise_level(fields.pop("noise_level", USUAL_NOISE_LEVEL))
+        return await self._edited(fields, partial(restyled, noise_level=level))
+
+    async def extend(self, request: Request) -> Response:
+        """Put a video into the queue that goes on from another one."""
+        fields = await _fields(request)
+        if "seconds" not in fields:
+            raise UsageError("`seconds` is missing, the length of what is added", '"seconds": 4')
+        seconds = seconds_of(str(fields.pop("seconds")), "seconds")
+        return await self._edited(fields, partial(extended, seconds=seconds, usual=self.usual.num_frames))
+
+    async def _edited(self, fields: dict[str, Any], begun: UploadValues) -> Response:
+        """The answer to a request that edits a video, with the settings of that video's own request."""
+        if EDITED not in fields:
+            raise UsageError(f"`{EDITED}` is missing", EDITED_HINT)
+        content, source = fields.pop(EDITED), None
+        if not isinstance(content, bytes):
+            source = self._video(_id_of(content))
+            content = self._file(source).read_bytes()
+        values = _line_values(fields, [name for name in TAKEN_NAMES if NAMES.get(name, name) not in NOT_OF_EDIT])
+        stated = source.request.items() if source else ()
+        alike = {key: value for key, value in stated if key.partition(".")[0] in TAKEN_KEYS - OF_CLIP - KEYS_OF_CONTENT}
+        return await self._queued(fields, {**alike, **values}, content, begun, source)
+
+    async def _queued(
+        self,
+        fields: Mapping[str, Any],
+        values: dict[str, Any],
+        content: bytes | None,
+        begun: UploadValues,
+        source: ServedVideo | None = None,
+    ) -> Response:
+        """The answer to a request for a video of these values of a line, and those of its upload `content`, which is
+        planned first."""
         if self.videos.unfinished() >= MOST_QUEUED:
             return _refusal(429, f"{MOST_QUEUED} videos are in the queue", "wait until some are done")
-        fields = await _fields(request)
         if fields.get("model", self.model) != self.model:
             raise UsageError(f"the model {fields['model']!r} is not here", f"nearest: {self.model}, or leave it out")
         async with self._one_at_a_time:
-            return await run_in_threadpool(self._queued, fields)
+            return await run_in_threadpool(self._add, values, content, begun, source)
 
-    def _queued(self, fields: Mapping[str, Any]) -> Response:
-        """The answer to a request for a video, which is planned first."""
-        values, video_id = _line_values(fields), self.videos.new_id()
+    def _add(
+        self, values: dict[str, Any], content: bytes | None, begun: UploadValues, source: ServedVideo | None
+    ) -> Response:
+        video_id = self.videos.new_id()
+        kept = self.videos.path(video_id, ".input")
         seed = values.setdefault("seed", secrets.randbelow(MAX_SEED + 1))
-        if REFERENCE in fields:
-            values["conditions"] = [self._keep(video_id, fields[REFERENCE])]
         try:
+            if content is not None:
+                with replacing(kept) as temporary:
+                    temporary.write_bytes(content)
+                values = {**begun(kept), **values}
             spec = self.read(values)
             if spec.seed is None or len(spec.seed) != 1:
                 raise UsageError(f"`seed` {seed!r} is not one number", "a request for each seed")
             suffix = ".mp4" if spec.running.video else ".wav"
             line = {**values, "output": str(self.videos.path(video_id, suffix))}
-            return JSONResponse(self.videos.add(video_id, line, spec, spec.seed[0]).facts())
-        except CommandError:
-            self._reference(video_id).unlink(missing_ok=True)
+            return JSONResponse(self.videos.add(video_id, line, spec, written_frames(spec), source).facts())
+        except (CommandError, OSError):
+            kept.unlink(missing_ok=True)
             raise
 
     async def list(self, request: Request) -> Response:
@@ -156,7 +225,7 @@ class HttpApi:
         """Delete a video that is not being made."""
         video = self._video(request.path_params["id"])
         if not self.videos.delete(video.id):
-            return _refusal(409, f"{video.id} is being made", "delete it when it is done")
+            raise StateError(409, f"{video.id} is being made", "delete it when it is done")
         return JSONResponse({"id": video.id, "object": "video.deleted", "deleted": True})
 
     async def content(self, request: Request) -> Response:
@@ -164,11 +233,7 @@ class HttpApi:
         video = self._video(request.path_params["id"])
         if (variant := request.query_params.get("variant", "video")) != "video":
             raise UsageError(f"`variant` {variant!r} is not made", "video")
-        if video.status is not VideoStatus.completed:
-            return _refusal(409, f"{video.id} is {video.status}", "wait until its status is completed")
-        path = self.videos.folder / Path(video.request["output"]).name
-        if not path.is_file():
-            return _refusal(410, f"{path.name} was deleted", "ask for it again, with the same seed")
+        path = self._file(video)
         return FileResponse(path, filename=path.name)
 
     def _video(self, video_id: str) -> ServedVideo:
@@ -176,25 +241,31 @@ class HttpApi:
             raise HTTPException(404, f"there is no video {video_id!r}")
         return video
 
-    def _reference(self, video_id: str) -> Path:
-        return self.videos.path(video_id, ".input")
+    def _file(self, video: ServedVideo) -> Path:
+        """The clip of a video that is done."""
+        if video.status is not VideoStatus.completed:
+            raise StateError(409, f"{video.id} is {video.status}", "wait until its status is completed")
+        path = self.videos.folder / Path(video.request["output"]).name
+        if not path.is_file():
+            raise StateError(410, f"{path.name} was deleted", "ask for it again, with the same seed")
+        return path
 
-    def _keep(self, video_id: str, content: bytes) -> dict[str, Any]:
-        """The condition of an uploaded file. Raises `UsageError` if it is neither an image nor a video."""
-        path = self._reference(video_id)
-        with replacing(path) as temporary:
-            temporary.write_bytes(content)
-        try:
-            if is_image(path):
-                read_image(path)
-                return {"kind": "image", "path": str(path)}
-            if is_video(path):
-                open_video(path)
-                return {"kind": "video", "path": str(path)}
-            raise UsageError(f"`{REFERENCE}` is neither an image nor a video", f"{READABLE_IMAGES}; {READABLE_VIDEOS}")
-        except UsageError:
-            path.unlink()
-            raise
+
+def _noise_level(value: Any) -> float:
+    """The noise level from which a video is restyled, as a form or JSON has it."""
+    level = nan
+    with suppress(ValueError):
+        level = float(str(value))
+    if problem := NOISE_LEVELS.problem(level, "noise_level: "):
+        raise UsageError(f"`noise_level` {value!r} is {problem}", "")
+    return level
+
+
+def _id_of(value: Any) -> str:
+    """The id in `{"id": …}`."""
+    if isinstance(value, dict) and isinstance(video_id := value.get("id"), str):
+        return video_id
+    raise UsageError(f"`{EDITED}` names no video", EDITED_HINT)
 
 
 async def _fields(request: Request) -> dict[str, Any]:
@@ -213,10 +284,11 @@ async def _fields(request: Request) -> dict[str, Any]:
         for name, value in form.multi_items():
             if name in fields:
                 raise UsageError(f"the field `{name}` is there twice", f"leave one of the two `{name}` out")
-            if isinstance(value, UploadFile) != (name == REFERENCE):
-                raise UsageError(f"`{name}` is {'a text' if name == REFERENCE else 'a file'}", f"a file: `{REFERENCE}`")
+            if isinstance(value, UploadFile) != (name in FILE_FIELDS):
+                raise UsageError(f"`{name}` is {'a text' if name in FILE_FIELDS else 'a file'}", FILES_HINT)
             fields[name] = await value.read() if isinstance(value, UploadFile) else value
-    return fields
+    edited = {EDITED: {"id": fields.pop(ID_FIELD)}} if ID_FIELD in fields else {}
+    return fields | edited
 
 
 def _decoded(reference: Any) -> bytes:
@@ -228,17 +300,19 @@ def _decoded(reference: Any) -> bytes:
     raise UsageError(f"`{REFERENCE}` is no data URL", f"a file in a form, or data:image/png;base64,… in `{REFERENCE}`")
 
 
-def _line_values(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of jobs for these fields. Raises `UsageError` for one that a request may not set."""
+def _line_values(fields: Mapping[str, Any], taken: Sequence[str]) -> dict[str, Any]:
+    """The line of jobs for these fields. Raises `UsageError` for one that is not `taken`."""
     for name in fields:
-        if name in TAKEN_NAMES:
+        if name in taken:
             continue
+        if name in TAKEN_NAMES:
+            raise UsageError(f"`{name}` is not taken here: an edit has the length of its video", "leave it out")
         if name in SHOWN_NAMES:
             raise UsageError(f"`{name}` is not taken from a request", f"upload an image or a video: `{REFERENCE}`")
         if key := NAMES.get(name):
             option = GENERATE.get(key, f"--set {key}=")
             raise UsageError(f"`{name}` is not taken from a request", f"for all of them: ltx2 serve {option} …")
-        raise unknown_name_error("key", name, TAKEN_NAMES)
+        raise unknown_name_error("key", name, taken)
     for name, others in ALIKE.items():
         if twice := [other for other in others if name in fields and other in fields]:
             raise UsageError(f"`{name}` and `{twice[0]}` are one value", "leave one of them out")
@@ -265,8 +339,8 @@ _OF_WEB_PAGE = _refusal(403, "a web page may not ask a server without a key", "l
 async def _refuse_command(request: Request, error: Exception) -> Response:
     """The answer to a request that cannot be met, or whose file cannot be written."""
     assert isinstance(error, CommandError)
-    refused = isinstance(error, UsageError | DoesNotFitError)
-    return _refusal(400 if refused else 500, str(error), error.hint)
+    status = 400 if isinstance(error, UsageError | DoesNotFitError) else 500
+    return _refusal(error.status if isinstance(error, StateError) else status, str(error), error.hint)
 
 
 async def _refuse_system(request: Request, error: Exception) -> Response:

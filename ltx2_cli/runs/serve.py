@@ -123,12 +123,12 @@ def serve(session: Session, settings: BatchSettings, server: ServerSettings, in_
     videos = ServedVideos(server.folder)
     jobs = ServedJobs(session, replace(settings, given=given, piped=True, confined=True), videos)
     with _listening(server) as listener:
-        model = _check_usual(session, jobs)
+        usual = _check_usual(session, jobs)
         if session.dry_run:
             return
         with spelled_for(Spelling({}, None)):  # by keys: clients type no options
             session.typed = in_request
-            _answer(listener, HttpApi(videos, partial(_fitting, jobs), model).app(server.key))
+            _answer(listener, HttpApi(videos, partial(_fitting, jobs), usual).app(server.key))
             _note_address(session.report, server, listener, videos)
             session.report = ServedProgress(session.report, jobs)
             try:
@@ -159,8 +159,8 @@ def _listening(server: ServerSettings) -> Iterator[socket.socket]:
         yield listener
 
 
-def _check_usual(session: Session, jobs: ServedJobs) -> str:
-    """The model of all videos. Raises `CommandError` where a request that sets a prompt alone would; a dry run prints
+def _check_usual(session: Session, jobs: ServedJobs) -> RunSpec:
+    """The request for the usual video. Raises `CommandError` where one that sets a prompt alone would; a dry run prints
     its plan."""
     spec = jobs.request({"prompt": ANYTHING, "seed": 0})
     if spec.num_videos != 1:
@@ -169,7 +169,7 @@ def _check_usual(session: Session, jobs: ServedJobs) -> str:
     if not session.dry_run:
         check_downloads(session, request)
     with agreed_plan(session, request, drawn=True):
-        return spec.model
+        return spec
 
 
 def _fitting(jobs: ServedJobs, values: Mapping[str, Any]) -> RunSpec:

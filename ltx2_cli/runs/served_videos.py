@@ -54,6 +54,7 @@ class ServedVideo:
     progress: int = 0  # percent
     completed_at: int | None = None  # seconds since 1970
     error: Mapping[str, str] | None = None  # of a failed one: code and message
+    remixed_from_video_id: str | None = None  # that it edits
     flaws: tuple[str, ...] = ()  # of the clip: black, frozen, silent, …
     kills: int = 0  # of servers that were making it
 
@@ -86,10 +87,20 @@ class ServedVideos:
         """A file of a video."""
         return self.folder / f"{video_id}{suffix}"
 
-    def add(self, video_id: str, request: Mapping[str, Any], spec: RunSpec, seed: int) -> ServedVideo:
-        """Keep a request, and put it into the queue."""
-        seconds, size = f"{spec.num_frames / spec.fps:.4g}", f"{spec.width}x{spec.height}"
-        video = ServedVideo(video_id, int(time()), request, spec.model, spec.prompt, seconds, size, seed)
+    def add(
+        self,
+        video_id: str,
+        request: Mapping[str, Any],
+        spec: RunSpec,
+        num_frames: int,
+        source: ServedVideo | None,
+    ) -> ServedVideo:
+        """Keep a request with one seed for a clip of so many frames, and put it into the queue. `source`: the video
+        that it edits."""
+        (seed,), size = spec.seed or (0,), f"{spec.width}x{spec.height}"
+        seconds = f"{num_frames / spec.fps:.4g}"
+        named = video_id, int(time()), request, spec.model, spec.prompt, seconds, size, seed
+        video = ServedVideo(*named, remixed_from_video_id=source.id if source else None)
         with self._lock:
             self._write(video)
             self._enqueue(video)

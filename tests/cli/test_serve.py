@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from openai import OpenAI
+from openai.types import Video
 from PIL import Image
 
 from disks import small_disk
 from forked import Forked, fork, run_main
+from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.spec import RunSpec
-from ltx2_cli.runs.http_api import TAKEN_KEYS
+from ltx2_cli.runs.http_api import KEYS_OF_CONTENT, OF_CLIP, TAKEN_KEYS
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.served_videos import MOST_QUEUED
+from media.test_videos import write_lossless
 from other_process import other_process
 from program import run_program
 
@@ -99,6 +103,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def done(server: Server) -> str:
+    """The id of a video that is done."""
+    video = server.create(prompt="a ball")["id"]
+    assert server.finished(video)["status"] == "completed"
+    return video
+
+
 def record(path: Path) -> dict[str, Any]:
     return inspect(path)["record"]
 
@@ -157,6 +169,119 @@ def test_images_of_forms_and_data_urls_begin_the_clip(server: Server):
     plain = server.create(prompt="a ball", seed=7)
     server.finished(plain["id"])
     assert record(server.folder / f"{plain['id']}.mp4")["provenance"]["latents"] != made[0]["provenance"]["latents"]
+
+
+def test_edits_and_remixes_are_the_retakes_of_a_noise_level(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a video of this server, by its id or its address, and of an uploaded one; with the settings of the first."""
+    video = server.create(prompt="a red ball", seed=1, guidance_scale=2)
+    server.finished(video["id"])
+    clip = (server.folder / f"{video['id']}.mp4").read_bytes()
+    prompt, more = "a blue square", {"seed": 3, "noise_level": 0.5}
+    remix = server.client.videos.remix(video["id"], prompt=prompt, extra_body=more)
+    form = {"prompt": prompt, "video[id]": video["id"], **more}
+    by_id = Video.construct(**server.ask("POST", "/v1/videos/edits", data=form).json())
+    settings = {"steps": 2, "guidance_scale": 2}
+    uploaded = server.client.videos.edit(prompt=prompt, video=("a.mp4", clip), extra_body={**more, **settings})
+    usual = server.client.videos.remix(video["id"], prompt=prompt, extra_body={"seed": 3})
+    asked = (remix, by_id, uploaded, usual)
+    server.client.videos.delete(video["id"])  # they have its clip
+    assert [each.remixed_from_video_id for each in asked] == [video["id"], video["id"], None, video["id"]]
+    assert {(each.seconds, each.size, each.prompt) for each in asked} == {("0.375", "128x128", prompt)}
+    for each in asked:
+        assert server.finished(each.id)["status"] == "completed"
+    *alike, other = [record(server.folder / f"{each.id}.mp4") for each in asked]
+    assert other["conditions"][0]["noise_level"] == 0.9
+
+    monkeypatch.chdir(tmp_path)
+    Path("clip.mp4").write_bytes(clip)
+    words = ["clip.mp4", "--noise-level", "0.5", "--seed", "3", "--prompt", prompt, "-o", "own.mp4"]
+    assert run_program(monkeypatch, "retake", *words) == 0
+    latents = [made["provenance"]["latents"] for made in (record(tmp_path / "own.mp4"), *alike)]
+    assert latents == latents[:1] * 4
+    assert other["provenance"]["latents"] != latents[0]
+
+
+def test_an_extension_is_that_of_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a clip of 49 frames by 12: it sees the last 17 of them."""
+    video = server.create(prompt="a red ball", num_frames=49)["id"]
+    server.finished(video)
+    clip = (server.folder / f"{video}.mp4").read_bytes()
+    asked = {"prompt": "a ball moves to the left", "seed": 3, "seconds": 0.5}
+    by_id = server.ask("POST", "/v1/videos/extensions", json={**asked, "video": {"id": video}}).json()
+    form = {**asked, "steps": 2}
+    uploaded = server.ask("POST", "/v1/videos/extensions", data=form, files={"video": clip}).json()
+    assert (by_id["seconds"], by_id["remixed_from_video_id"]) == ("2.542", video)
+    assert (uploaded["seconds"], uploaded["remixed_from_video_id"]) == ("2.542", None)
+    monkeypatch.chdir(tmp_path)
+    Path("clip.mp4").write_bytes(clip)
+    words = ["clip.mp4", "--seconds", "0.5", "--seed", "3", "--prompt", asked["prompt"], "-o", "own.mp4"]
+    assert run_program(monkeypatch, "extend", *words) == 0
+    for each in (by_id, uploaded):
+        assert server.finished(each["id"])["status"] == "completed"
+        made = server.folder / f"{each['id']}.mp4"
+        assert open_video(made).num_frames == 61
+        assert record(made)["provenance"]["latents"] == record(tmp_path / "own.mp4")["provenance"]["latents"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told"),
+    [
+        ("edits", {}, '`video` is missing (hint: a file in a form, or {"id": …} in `video`)'),
+        ("edits", {"video": "a.mp4"}, "`video` names no video"),
+        ("edits", {"video": {"image_url": "data:,"}}, "`video` names no video"),
+        ("edits", {"num_frames": 17}, "`num_frames` is not taken here: an edit has the length of its video"),
+        ("edits", {"seconds": 2}, "`seconds` is not taken here"),
+        (
+            "edits",
+            {"input_reference": {"image_url": "data:image/png;base64,AAAA"}},
+            "`input_reference` is not taken here",
+        ),
+        ("edits", {"noise_level": 0}, "not in 0.01 to 1; nearest: noise_level: 0.01"),
+        ("edits", {"noise_level": "much"}, "'much' is not in 0.01 to 1"),
+        ("edits", {"noise_level": True}, "True is not in 0.01 to 1"),
+        ("edits", {"noise_levl": 0.5}, "unknown key `noise_levl`"),
+        ("edits", {"lora": ["a.safetensors"]}, "ltx2 serve --lora"),
+        ("extensions", {}, "`seconds` is missing"),
+        ("extensions", {"seconds": "long"}, "seconds 'long' is not like 5s"),
+        ("extensions", {"seconds": "0.01"}, "`seconds` 0.01 are less than a frame"),
+        ("extensions", {"seconds": 30}, "than one clip has room for, behind the 0.38 s that it begins with"),
+        ("extensions", {"seconds": 1}, "`video` is missing"),
+        ("extensions", {"seconds": 1, "noise_level": 0.5}, "unknown key `noise_level`"),
+    ],
+    ids=str,
+)
+def test_bad_edits_are_refused_at_once(server: Server, done: str, path: str, fields: dict[str, Any], told: str):
+    before = sorted(server.folder.iterdir())
+    video = {} if "video" in fields or "`video` is missing" in told else {"video": {"id": done}}
+    answer = server.ask("POST", f"/v1/videos/{path}", json={"prompt": "a", **video, **fields})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
+    assert told in answer.json()["error"]["message"]
+    assert sorted(server.folder.iterdir()) == before
+
+
+def test_what_is_no_video_to_edit_is_refused(server: Server, tmp_path: Path):
+    def refused(status: int, path: str, **content: Any) -> str:
+        before = sorted(server.folder.iterdir())
+        answer = server.ask("POST", f"/v1/videos/{path}", **content)
+        assert (answer.status_code, sorted(server.folder.iterdir())) == (status, before), answer.text
+        return answer.json()["error"]["message"]
+
+    frames = np.zeros((25, 64, 64, 3), np.uint8)
+    slow = write_lossless(tmp_path / "slow.mov", frames, 1).read_bytes()
+    prompt = {"data": {"prompt": "a"}}
+    assert "is no video" in refused(400, "edits", files={"video": png("red")}, **prompt)
+    assert "is no video" in refused(400, "edits", files={"video": b""}, **prompt)
+    assert "lasts 25 s, and 17 s are made at once" in refused(400, "edits", files={"video": slow}, **prompt)
+    assert "`video` is a text" in refused(400, "edits", data={"prompt": "a", "video": "a"})
+    assert "in its address" in refused(400, "absent/remix", json={"prompt": "b", "video": {"id": "absent"}})
+    assert "no video 'absent'" in refused(404, "absent/remix", json={"prompt": "b"})
+    assert "no video 'absent'" in refused(404, "edits", json={"prompt": "b", "video": {"id": "absent"}})
+    waiting = server.create(prompt="a ball", num_inference_steps=200)["id"]
+    answer = server.ask("POST", f"/v1/videos/{waiting}/remix", json={"prompt": "b"})
+    assert (answer.status_code, "wait until its status is completed" in answer.text) == (409, True)
+    server.finished(waiting)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +361,7 @@ def test_a_huge_body_is_refused(server: Server):
 
 
 def test_requests_set_keys_that_there_are():
-    assert {field.name for field in fields(RunSpec)} > TAKEN_KEYS
+    assert {field.name for field in fields(RunSpec)} > TAKEN_KEYS > OF_CLIP | KEYS_OF_CONTENT
 
 
 def test_health_and_models_are_told(server: Server):
