@@ -26,6 +26,7 @@ from ltx2_cli.parallel.devices import (
     host_memory,
 )
 from ltx2_cli.parallel.mesh import divisors
+from ltx2_cli.plan.edit import fewest_shown, keeps_frames
 from ltx2_cli.plan.recipe import HQ, ONE_STAGE, TWO_STAGE, complete_request
 from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage1_plan
 from ltx2_cli.plan.stages import InitialLatents
@@ -44,11 +45,12 @@ MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # tried with a smaller clip
 MOST_WINDOWS = 8  # tried, from the fewest
 DEMO = "demo"
+SIDES = frozenset({"height", "width"})
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
     (
         *("height", "width", "num_frames", "windows", "num_videos", "max_sequence_length"),
-        *("sharding", "keep_resident", "vae_memory_gb", "offload"),
+        *("sharding", "keep_resident", "vae_memory_gb", "offload", "conditions"),
     )
 )
 
@@ -153,6 +155,8 @@ class Suggestions:
         """Whether an alternative can be typed and run, and fits in each phase that is `needed`."""
         if any(map(self.request.fixed, alternative.options)):
             return False
+        if not SIDES.isdisjoint(alternative.values) and keeps_frames(self.plan.spec, self.plan.input_videos):
+            return False
         try:
             plan = self.altered(alternative)
         except UsageError:
@@ -217,10 +221,16 @@ class Suggestions:
         for start in self.starts[1:]:
             yield start
             yield from self.meshes(start)
-        if self.plan.spec.scan_layers:  # slower than all others
-            for start, kind in product((Alternative(), *costly, *self.starts[1:]), kinds[asked + 1 :]):
-                yield start.also(setting(offload=kind))
+        yield from self.on_host()  # slower than all others
         yield from self.in_four_bits()
+
+    def on_host(self) -> Iterator[Alternative]:
+        """Alternatives for the same clip with more of the networks on the host, the smallest changes first."""
+        spec, kinds = self.plan.spec, list(Offload)
+        if spec.scan_layers:
+            starts = (Alternative(), *self.settings[1], *self.starts[1:])
+            for start, kind in product(starts, kinds[kinds.index(spec.offload) + 1 :]):
+                yield start.also(setting(offload=kind))
 
     def in_four_bits(self) -> Iterator[Alternative]:
         """Alternatives for the same clip with matrices of int4, the smallest changes first."""
@@ -267,15 +277,15 @@ class Suggestions:
                 best = largest
         if best:
             return best
-        meshes = islice(self.meshes(self.starts[-1]), MOST_MESHES)
-        smaller = next(filter(None, (list(self.smaller(mesh)) for mesh in meshes)), [])
+        others = chain(islice(self.meshes(self.starts[-1]), MOST_MESHES), self.on_host(), self.in_four_bits())
+        smaller = next(filter(None, (list(self.smaller(start)) for start in others)), [])
         return max(smaller, key=self.volume, default=None)
 
     def smaller(self, start: Alternative) -> Iterator[Alternative]:
         """Smaller clips that fit, each the largest of its kind; none where the weights alone do not fit."""
         if not self.fits(start, lambda phase: max(phase.loading, phase.weights)):
             return
-        spec, (frames, pixels) = self.plan.spec, self.units
+        spec, (frames, pixels), shortest = self.plan.spec, self.units, fewest_shown(self.plan.spec)
         if spec.num_videos > 1:
             if fewer := self.largest(start, "num_videos", range(1, spec.num_videos)):
                 yield fewer
@@ -289,13 +299,19 @@ class Suggestions:
             if scale < 1 and self.fits(resized):
                 yield resized
                 return
-            if shorter := self.largest(resized, "num_frames", range(frames + 1, spec.num_frames - frames + 1, frames)):
+            if shorter := self.largest(resized, "num_frames", range(shortest, spec.num_frames - frames + 1, frames)):
                 yield shorter
 
     def largest(self, start: Alternative, key: str, numbers: range) -> Alternative | None:
         """`start` with the largest of `numbers` that fits; None if none does. Of those that the request may have, all
         below one that fits do."""
         choices = [start.also(setting(**{key: number})) for number in numbers]
+        if key == "num_frames":  # which decides how much is seen of an edited clip
+            unread = (
+                replace(each, num_frames=None) if each.kind == "clip" else each for each in self.plan.spec.conditions
+            )
+            conditions = Alternative({"conditions": tuple(unread)})
+            choices = [choice.also(conditions) for choice in choices]
         legal = [choice for choice in choices if not any(spec_problems(replace(self.plan.spec, **choice.values)))]
         count = bisect_left(legal, True, key=lambda choice: not self.fits(choice))
         return legal[count - 1] if count else None

@@ -189,13 +189,18 @@ def covering(pixels: ImagePixels, height: int, width: int) -> NDArray[np.float32
 def reduced(pixels: ImagePixels, height: int, width: int) -> NDArray[np.float32]:
     """As `covering`, but smoothed before a reduction, and rounded to whole pixels and 8 bits: references are often much
     larger than needed."""
+    return resized(pixels, height, width).astype(np.float32) / np.float32(127.5) - 1
+
+
+def resized(pixels: ImagePixels, height: int, width: int) -> ImagePixels:
+    """The middle of an image, resized to cover a frame, [height, width, RGB]."""
     source_height, source_width = pixels.shape[:2]
     wider = source_width * height > source_height * width
     whole_width = source_width * height // source_height if wider else width
     whole_height = height if wider else source_height * width // source_width
-    resized = np.asarray(Image.fromarray(pixels).resize((whole_width, whole_height), Image.Resampling.BILINEAR))
+    whole = np.asarray(Image.fromarray(pixels).resize((whole_width, whole_height), Image.Resampling.BILINEAR))
     top, left = whole_height // 2 - height // 2, whole_width // 2 - width // 2
-    return resized[top : top + height, left : left + width].astype(np.float32) / np.float32(127.5) - 1
+    return whole[top : top + height, left : left + width]
 
 
 def mean_light(frames: NDArray[np.uint8], latents: int, height: int, width: int) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ def write_clip(media: Media, path: Path, metadata: Mapping[str, str]) -> str:
     where = " before the new ones" if original.frames < len(media.frames) else ""
     kinds = [f"{count} of {original.frames} frames{where}{'' if count else f' ({why})'}"] if original.frames else []
     kinds += [f"the audio{'' if copied_audio else ' not'}"] if original.audio else []
-    return f"copied without encoding them again: {', '.join(kinds)}"
+    return f"copied without encoding them again: {', '.join(kinds)}" if kinds else ""
 
 
 def _is_unchanged(original: Original) -> bool:

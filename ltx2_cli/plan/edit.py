@@ -12,6 +12,7 @@ import numpy as np
 from ltx2_cli.diffusion.geometry import Geometry, VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio, read_audio
+from ltx2_cli.media.images import resized
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
@@ -44,11 +45,13 @@ def noise_level(spec: RunSpec) -> float:
 
 
 def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
-    """Read all frames of an edited clip, cropped to the request's size. Raises `UsageError` for a clip of another size,
-    or without the part to regenerate."""
+    """Read all frames of an edited clip at the request's size: cropped to it, or resized if none is kept. Raises
+    `UsageError` for a clip of another size, or without the part to regenerate."""
     path = Path(condition.path).expanduser()
-    video = _middle(read_whole_video(path, spec.fps), spec.height, spec.width)
-    (begin, end), count = condition.regenerate, len(video.frames)
+    whole, (begin, end) = read_whole_video(path, spec.fps), condition.regenerate
+    fitted = _resized if all_new(condition, len(whole.frames)) else _middle
+    video = fitted(whole, spec.height, spec.width)
+    count = len(video.frames)
     if begin == count and condition.noise_level < 1:
         sentence = f"what follows {path} begins as noise, and a noise level of {condition.noise_level:g} is asked for"
         raise UsageError(sentence, "noise_level: 1")
@@ -57,11 +60,37 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
         raise UsageError(sentence, f"nearest: regenerate: [{min(begin, count - 1)}, {count}]")
     if open_video(path).sample_rate is not None:
         audio = read_audio(path, count / spec.fps)
-        most = round(count / spec.fps * audio.sample_rate) if begin == count else None  # its cut-off end is regenerated
+        cut_off = begin == count or count < len(whole.frames)  # the end is regenerated, or left out
+        most = round(count / spec.fps * audio.sample_rate) if cut_off else None
         return replace(video, audio=replace(audio, waveform=audio.waveform[:most]))
     if condition.streams == "audio":
         raise UsageError(f"{path} has no audio that could be regenerated", "streams: video")
     return video
+
+
+def all_new(condition: ConditionSpec, count: int) -> bool:
+    """Whether no frame of a clip of `count` is kept but for those behind its last whole latent."""
+    begin, end = condition.regenerate
+    return condition.streams != "audio" and begin == 0 and end == _in_latents(count)
+
+
+def keeps_frames(spec: RunSpec, videos: Sequence[Video]) -> bool:
+    """Whether the clip of a request has frames of an edited one as they are."""
+    number = edited(spec)
+    return number is not None and not all_new(spec.conditions[number], len(videos[number].frames))
+
+
+def _in_latents(count: int) -> int:
+    return (count - 1) // COMPRESSION * COMPRESSION + 1
+
+
+def _resized(video: Video, height: int, width: int) -> Video:
+    """Resize a clip of another size, up to its last whole latent."""
+    own_height, own_width = video.frames.shape[1:3]
+    if (own_height, own_width) == (height, width):
+        return video
+    frames = np.stack([resized(frame, height, width) for frame in video.frames[: _in_latents(len(video.frames))]])
+    return replace(video, frames=frames, remarks=(*video.remarks, f"resized from {own_width}x{own_height}"))
 
 
 def _middle(video: Video, height: int, width: int) -> Video:
@@ -97,8 +126,7 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, video: Video, compression
         raise UsageError(sentence, typed("num_frames", shown))
     if not goes_on and end - begin > shown:
         sentence = f"{end - begin} frames of {video.path} are to be regenerated, and {shown} are made at once"
-        nearest = ceil((end - begin - 1) / compression.frames) * compression.frames + 1
-        raise UsageError(sentence, typed("num_frames", nearest))
+        raise UsageError(sentence, typed("num_frames", fewest_shown(spec)))
     follows = any(other.kind == "reference" for other in spec.conditions)
     if follows and first_shown(replace(condition, num_frames=shown), count):
         sentence = f"references begin with {video.path}, and what is made at once of it does not"
@@ -106,9 +134,15 @@ def num_shown(spec: RunSpec, condition: ConditionSpec, video: Video, compression
     return shown
 
 
+def fewest_shown(spec: RunSpec) -> int:
+    """The fewest frames that a run may see of a request's clip: those of the part that an edit regenerates inside."""
+    begin, end = (0, 0) if (number := edited(spec)) is None else spec.conditions[number].regenerate
+    return ceil(max(end - begin - 1, 1) / COMPRESSION) * COMPRESSION + 1
+
+
 def extension(count: int, added: int, most: int) -> tuple[int, int]:
     """Frames that a run sees of a clip of `count`, at most half of `most`, and those that it makes to add some."""
-    shown = (min(max(most // 2, 1), count) - 1) // COMPRESSION * COMPRESSION + 1
+    shown = _in_latents(min(max(most // 2, 1), count))
     return shown, shown + ceil(added / COMPRESSION) * COMPRESSION
 
 

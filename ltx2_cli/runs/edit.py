@@ -128,10 +128,10 @@ def _open(edit: EditRequest) -> EditedClip:
     fps = asked if isinstance(asked, int | float) else (stated if exact else file.fps)
     video, step = read_whole_video(path, fps), RANGES["height"].step
     size = dict(zip(HEIGHT_WIDTH, video.frames.shape[1:3], strict=True))
-    set_to = {text.partition("=")[0] for text in edit.settings}
+    set_to = {*edit.given, *(text.partition("=")[0] for text in edit.settings)}
     if whole := {side: length // step * step for side, length in size.items() if length % step and side not in set_to}:
         sentence = f"{path} is {size['width']}x{size['height']}, and models make sides that are multiples of {step}"
-        settings = " ".join(f"--set {side}={length}" for side, length in whole.items())
+        settings = " ".join(typed(side, length) for side, length in whole.items())
         raise UsageError(sentence, f"{settings} edits its middle" if all(whole.values()) else "name a larger one")
     return EditedClip(edit, video, fps, record)
 

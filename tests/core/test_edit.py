@@ -284,6 +284,29 @@ def test_a_noise_level_of_nothing_to_keep_is_refused(
         edited(checkpoint, clip, regenerate, **more)
 
 
+def test_a_clip_that_is_all_new_takes_another_size(
+    checkpoint: Checkpoint, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """And ends with its last whole latent; a part of it is joined with frames that have a size."""
+    frames = read_whole_video(clip).frames
+    path, new = tmp_path / "long.mp4", tmp_path / "new.mp4"
+    write_mp4(Media(np.concatenate([frames, frames[:3]]), tone(28 / 24, RATE), 24.0, RATE), path)
+    size = ["--width", "128", "--height", "128", *_model(checkpoint), "-o", str(new)]
+    assert run_program(monkeypatch, "retake", str(path), "--noise-level", "0.01", *size) == 0
+    said = capsys.readouterr().err
+    assert f"{path}: resized from 96x64\n" in said
+    assert "copied without" not in said
+    made = read_whole_video(new).frames
+    assert made.shape == (25, 128, 128, 3)
+    assert abs(len(read_audio(new, 3).waveform) / RATE - 25 / 24) < 0.05
+    assert run_program(monkeypatch, "replay", "--verify", str(new)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "identical"
+    assert run_program(monkeypatch, "retake", str(path), "--from", "0.5s", *size, "--force") == 2
+    said = capsys.readouterr().err
+    assert "is 96x64, and a clip of 128x128 is asked for" in said
+    assert "hint: --height 64 --width 96" in said
+
+
 def _model(checkpoint: Checkpoint) -> list[str]:
     options = ["--model", str(checkpoint.folder), "--recipe", "distilled", "--steps", "2", "--sharding", "single"]
     options += ["--set", "second_stage.sigmas=[]", "--set", "max_sequence_length=32", "--prompt", PROMPT, "--seed", "3"]

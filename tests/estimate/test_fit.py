@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from compilers import needs_cuda
 from devices import GIB, DescribedDevice, cpu, gpu, tpus
 from ltx2_cli.errors import DoesNotFitError
 from ltx2_cli.estimate.alternatives import PROGRAM_FRACTION as MOST_OF_A_GPU
-from ltx2_cli.estimate.alternatives import Alternative, Request, available_memory
+from ltx2_cli.estimate.alternatives import Alternative, Request, Suggestions, available_memory
 from ltx2_cli.estimate.fit import CHANGES, check_fit
+from ltx2_cli.media.clip import Media
+from ltx2_cli.media.write import write_mp4
 from ltx2_cli.request.profiles import read_spec
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.request.validation import validate
+from sounds import tone
 
 DEVICES = {
     "v6e-1": tpus("TPU v6 lite", 1),
@@ -246,6 +250,36 @@ def test_a_clip_that_is_too_long_to_be_made_at_once_fits_in_windows() -> None:
     assert suggested is not None
     assert suggested.options == {"windows": "7"}
     assert fits_now(request, suggested)
+
+
+def test_a_clip_that_is_too_large_for_layers_on_the_host_is_made_smaller() -> None:
+    request = ask(gpu(16), model="ltx2.3", num_frames=241, width=1920, height=1088)
+    _, suggested = refusal(request)
+    assert suggested is not None
+    assert suggested.options.keys() >= {"offload", "width"}
+    assert fits_now(request, suggested)
+
+
+def test_an_edit_is_made_smaller_where_its_frames_allow_it(tmp_path: Path) -> None:
+    """Around a new part fewer frames are seen, not fewer than it has; kept frames have the size that they have."""
+    clip = tmp_path / "clip.mp4"
+    write_mp4(Media(np.zeros((49, 128, 128, 3), np.uint8), tone(2, 24000), 24.0, 24000), clip)
+
+    def edit(gigabytes: float, begin: int, end: int) -> Request:
+        condition = {"path": str(clip), "kind": "clip", "regenerate": [begin, end]}
+        return ask(gpu(gigabytes), model="demo", conditions=[condition])
+
+    for gigabytes, num_frames in ((0.09, "33"), (0.08, "25")):
+        _, suggested = refusal(request := edit(gigabytes, 24, 48))
+        assert suggested is not None
+        assert suggested.options == {"num_frames": num_frames}
+        assert fits_now(request, suggested)
+    error, suggested = refusal(edit(0.08, 0, 49))
+    assert (suggested, "it takes a device with" in error.hint) == (None, True)
+    smaller = Alternative({"width": 96, "height": 96})
+    for begin, end, resized in ((0, 49, True), (24, 48, False)):
+        request = edit(1, begin, end)
+        assert Suggestions(request, request.plan()).fits(smaller) == resized
 
 
 @pytest.mark.parametrize("tiled", [False, True])

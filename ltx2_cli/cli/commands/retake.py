@@ -28,6 +28,8 @@ class Retake(EditOptions):
     video_only: Annotated[bool, option(CONTENT, "Regenerate the video alone.", "--video")] = False
     audio_only: Annotated[bool, option(CONTENT, "Regenerate the audio alone.", "--audio")] = False
     both: Annotated[bool, option(CONTENT, "Regenerate both, as by default.")] = False
+    height: Annotated[Count, option(SIZE, "Pixels of a clip that is all new; default: the clip's.")] = None
+    width: Annotated[Count, option(SIZE, "Pixels of a clip that is all new; default: the clip's.")] = None
     noise_level: Annotated[
         float,
         option(
