@@ -169,11 +169,9 @@ class ServedVideos:
         """Take a video of an earlier server; one that was being made when too many were killed has failed."""
         if video.status is VideoStatus.in_progress:
             video = replace(video, kills=video.kills + 1)
-            if video.kills == MOST_KILLS:
-                message = (
-                    f"{MOST_KILLS} servers were killed while it was made; their logs and this system's say by what"
-                )
-                error = {"code": "failed", "message": message}
+            if video.kills >= MOST_KILLS:
+                sentence = f"{video.kills} servers were killed while it was made"
+                error = {"code": "failed", "message": error_message(sentence, "the system's log says by what")}
                 video = replace(video, status=VideoStatus.failed, error=error)
             self._write(video)
         if video.status in PENDING:

@@ -10,7 +10,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.images import READABLE_IMAGES, is_image, read_image
 from ltx2_cli.media.probe import READABLE_VIDEOS, VideoFile, is_video, open_video
 from ltx2_cli.media.videos import COMPRESSION
-from ltx2_cli.plan.edit import extension
+from ltx2_cli.plan.edit import edited, extension
 from ltx2_cli.request.size import longest_clip
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.validation import RANGES
@@ -74,6 +74,9 @@ def _clip_values(path: Path, clip: VideoFile, frames: int, part: Mapping[str, An
 
 
 def written_frames(spec: RunSpec) -> int:
-    """The number of frames of the written clip."""
-    clips = [condition for condition in spec.conditions if condition.kind == "clip"]
-    return max(open_video(Path(clips[0].path)).num_frames, clips[0].regenerate[1]) if clips else spec.num_frames
+    """The number of frames of the written clip. A resized one ends with its last whole latent."""
+    if (number := edited(spec)) is None:
+        return spec.num_frames
+    clip, (_, end) = open_video(Path(spec.conditions[number].path)), spec.conditions[number].regenerate
+    is_resized = (clip.width, clip.height) != (spec.width, spec.height)
+    return end if is_resized or end > clip.num_frames else clip.num_frames

@@ -203,6 +203,18 @@ def test_edits_and_remixes_are_the_retakes_of_a_noise_level(
     assert other["provenance"]["latents"] != latents[0]
 
 
+def test_an_upload_of_another_size_is_resized(server: Server, tmp_path: Path):
+    """And ends with its last whole latent; without a size it has the next smaller one."""
+    clip = {"video": write_lossless(tmp_path / "v.mov", np.zeros((27, 100, 130, 3), np.uint8)).read_bytes()}
+    for size in ({"width": 128, "height": 96}, {"width": 128, "height": 128}):
+        form = {"prompt": "a ball", "steps": 2, "noise_level": 0.5, **(size if size["height"] > 100 else {})}
+        video = server.ask("POST", "/v1/videos/edits", data=form, files=clip).json()
+        assert (video["seconds"], video["size"]) == ("1.042", "{width}x{height}".format(**size))
+        assert server.finished(video["id"])["status"] == "completed"
+        made = open_video(server.folder / f"{video['id']}.mp4")
+        assert (made.width, made.height, made.num_frames) == (*size.values(), 25)
+
+
 def test_an_extension_is_that_of_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of a clip of 49 frames by 12: it sees the last 17 of them."""
     video = server.create(prompt="a red ball", num_frames=49)["id"]
