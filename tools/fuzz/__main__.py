@@ -49,6 +49,7 @@ TEXTS = {  # option: what somebody could type for it
     "seed": ("7", "7,8", "0..2", "3..1", "-1", "0..", "4294967296"),
     "start": ("0s", "0.1s", "0.5", "2s", "-1s", "x"),
     "stop": ("0.2s", "0.5s", "1", "2s", "9s", "0"),
+    "noise_level": ("0.9", "0.5", "1", "0", "-1", "nan", "x"),
     "seconds": ("0.2s", "0.5", "1s", "-1s", "0", "x"),
     "model": (
         "demo",
@@ -115,7 +116,7 @@ OUTPUTS = (
     *("loop.mp4", "{seed}.mp4", "{prompt}.mp4", "{nothing}.mp4", "new.safetensors", "new.json"),
 )
 STRONG, STRENGTHS = {"image", "video", "reference", "lora"}, ("",) * 9 + (":0.5", "@-1", "@0:0.5", "@99", ":x")
-NEEDED = {"start", "stop", "seconds", "vary"}
+NEEDED = {"seconds", "vary"}
 WRITTEN = {"output", "save_latents", "preview", "perf_dump", "sheet", "files"}
 SUFFIXES = {  # option or argument: of the files that it mostly takes
     "image": (".png", ".jpg", ".gif", ".tiff"),
