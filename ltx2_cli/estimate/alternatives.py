@@ -32,7 +32,7 @@ from ltx2_cli.plan.resolve import Plan, build_plan, plan_offline, resolve, stage
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.plan.windows import fewest_windows
 from ltx2_cli.request.profiles import AUTO, RECIPE_KEYS, read_spec
-from ltx2_cli.request.size import longest_clip
+from ltx2_cli.request.size import SIDES, longest_clip
 from ltx2_cli.request.spec import DType, Offload, RunSpec, WeightType
 from ltx2_cli.request.validation import MAX_WINDOWS, spec_problems
 from ltx2_cli.weights.published import NETWORKS
@@ -45,7 +45,6 @@ MUCH_LARGER = 1.5  # times as many pixels
 MOST_MESHES = 12  # tried with a smaller clip
 MOST_WINDOWS = 8  # tried, from the fewest
 DEMO = "demo"
-SIDES = frozenset({"height", "width"})
 # fields of the spec that change no network
 SAME_NETWORKS = frozenset(
     (
@@ -155,7 +154,7 @@ class Suggestions:
         """Whether an alternative can be typed and run, and fits in each phase that is `needed`."""
         if any(map(self.request.fixed, alternative.options)):
             return False
-        if not SIDES.isdisjoint(alternative.values) and keeps_frames(self.plan.spec, self.plan.input_videos):
+        if not alternative.values.keys().isdisjoint(SIDES) and keeps_frames(self.plan.spec, self.plan.input_videos):
             return False
         try:
             plan = self.altered(alternative)
