@@ -49,7 +49,8 @@ DEMO = "demo"
 SAME_NETWORKS = frozenset(
     (
         *("height", "width", "num_frames", "windows", "num_videos", "max_sequence_length"),
-        *("sharding", "keep_resident", "vae_memory_gb", "offload", "conditions"),
+        *("sharding", "keep_resident", "vae_memory_gb", "offload"),
+        "conditions",  # of which alternatives change the frames that are seen
     )
 )
 

@@ -52,6 +52,11 @@ def read_video(path: Path, fps: float, most: int, from_end: bool) -> Video:
     return _recent.get(path, (fps, most, from_end), partial(_read, path, fps, most, from_end))
 
 
+def in_whole_latents(count: int) -> int:
+    """The most of `count` frames that whole latents make, 8k + 1."""
+    return (count - 1) // COMPRESSION * COMPRESSION + 1
+
+
 def read_whole_video(path: Path, fps: float | None = None) -> Video:
     """All frames of a video at this rate; None: its own. Raises `UsageError` as `read_video`."""
     rate = fps or open_video(path).fps
@@ -67,7 +72,7 @@ def _read(path: Path, fps: float, most: int | None, from_end: bool) -> Video:
         raise UsageError(sentence, "make it smaller first")
     frames, remarks = decode_frames(path, file, fps, count, from_end), list[str]()
     if most:
-        kept = (len(frames) - 1) // COMPRESSION * COMPRESSION + 1
+        kept = in_whole_latents(len(frames))
         frames = frames[-kept:] if from_end else frames[:kept]
         remarks = [f"its {'last' if from_end else 'first'} {kept} frames are shown"]
     own = file.stated_fps

@@ -9,7 +9,7 @@ from ltx2_cli.diffusion.geometry import VAECompression
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio, read_audio
 from ltx2_cli.media.images import is_image, read_image
-from ltx2_cli.media.videos import COMPRESSION, Video, read_video
+from ltx2_cli.media.videos import Video, in_whole_latents, read_video
 from ltx2_cli.models.lora import reference_scale
 from ltx2_cli.plan.edit import num_shown, read_edited
 from ltx2_cli.plan.open import Loras
@@ -98,7 +98,7 @@ def _read(spec: RunSpec, condition: ConditionSpec) -> Video:
         most = spec.num_frames if count is None else (count - 1) * rarer + 1
         video = read_video(path, spec.fps, most, from_end=False)
         frames = video.frames[::rarer]
-        video = replace(video, frames=frames[: (len(frames) - 1) // COMPRESSION * COMPRESSION + 1])
+        video = replace(video, frames=frames[: in_whole_latents(len(frames))])
     else:  # a clip begins with the end of the video
         most = condition.num_frames or most_frames(spec, condition)
         video = read_video(path, spec.fps, most, from_end=condition.frame == 0)

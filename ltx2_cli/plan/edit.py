@@ -14,7 +14,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.audio import Audio, read_audio
 from ltx2_cli.media.images import resized
 from ltx2_cli.media.probe import open_video
-from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
+from ltx2_cli.media.videos import COMPRESSION, Video, in_whole_latents, read_whole_video
 from ltx2_cli.request.spec import ConditionSpec, RunSpec, Streams
 from ltx2_cli.request.spelling import typed
 
@@ -71,7 +71,7 @@ def read_edited(spec: RunSpec, condition: ConditionSpec) -> Video:
 def all_new(condition: ConditionSpec, count: int) -> bool:
     """Whether no frame of a clip of `count` is kept but for those behind its last whole latent."""
     begin, end = condition.regenerate
-    return condition.streams != "audio" and begin == 0 and end == _in_latents(count)
+    return condition.streams != "audio" and begin == 0 and end == in_whole_latents(count)
 
 
 def keeps_frames(spec: RunSpec, videos: Sequence[Video]) -> bool:
@@ -80,16 +80,12 @@ def keeps_frames(spec: RunSpec, videos: Sequence[Video]) -> bool:
     return number is not None and not all_new(spec.conditions[number], len(videos[number].frames))
 
 
-def _in_latents(count: int) -> int:
-    return (count - 1) // COMPRESSION * COMPRESSION + 1
-
-
 def _resized(video: Video, height: int, width: int) -> Video:
     """Resize a clip of another size, up to its last whole latent."""
     own_height, own_width = video.frames.shape[1:3]
     if (own_height, own_width) == (height, width):
         return video
-    frames = np.stack([resized(frame, height, width) for frame in video.frames[: _in_latents(len(video.frames))]])
+    frames = np.stack([resized(frame, height, width) for frame in video.frames[: in_whole_latents(len(video.frames))]])
     return replace(video, frames=frames, remarks=(*video.remarks, f"resized from {own_width}x{own_height}"))
 
 
@@ -142,7 +138,7 @@ def fewest_shown(spec: RunSpec) -> int:
 
 def extension(count: int, added: int, most: int) -> tuple[int, int]:
     """Frames that a run sees of a clip of `count`, at most half of `most`, and those that it makes to add some."""
-    shown = _in_latents(min(max(most // 2, 1), count))
+    shown = in_whole_latents(min(max(most // 2, 1), count))
     return shown, shown + ceil(added / COMPRESSION) * COMPRESSION
 
 

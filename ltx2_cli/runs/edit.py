@@ -10,7 +10,7 @@ from typing import Any
 from ltx2_cli.artifacts.files import user_path
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import is_video, open_video
-from ltx2_cli.media.videos import COMPRESSION, Video, read_whole_video
+from ltx2_cli.media.videos import COMPRESSION, Video, in_whole_latents, read_whole_video
 from ltx2_cli.plan.edit import extension
 from ltx2_cli.request.environment import read_environment
 from ltx2_cli.request.layers import ConfigLayer
@@ -18,7 +18,7 @@ from ltx2_cli.request.profiles import AUTO, merge_layers, validated_spec
 from ltx2_cli.request.size import longest_clip, seconds_of
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.request.spelling import option_name, typed
-from ltx2_cli.request.validation import RANGES
+from ltx2_cli.request.validation import NOISE_LEVELS, RANGES
 from ltx2_cli.runs.build_request import config_page, note_environment
 from ltx2_cli.runs.make import make
 from ltx2_cli.runs.session import Session, request_facts, synchronized
@@ -145,8 +145,10 @@ def _retaken(
     noise_level: float,
 ) -> RunSpec:
     count, fps, path = len(clip.video.frames), clip.fps, clip.video.path
-    whole = (count - 1) // COMPRESSION * COMPRESSION + 1
-    if part == (None, None) and noise_level == 1:
+    whole = in_whole_latents(count)
+    if problem := NOISE_LEVELS.problem(noise_level, "--noise-level "):
+        raise UsageError(f"--noise-level {noise_level:g} is {problem}", "")
+    if part == (None, None) and noise_level == 1 and streams == "both":
         sentence = f"all of {path} would be made anew, which keeps nothing of it"
         raise UsageError(sentence, "--noise-level 0.9, or a part: --from 0s --to 1s")
     start = 0.0 if part[0] is None else seconds_of(part[0], "--from")

@@ -8,8 +8,8 @@ from typing import Any
 
 from ltx2_cli.errors import UsageError
 from ltx2_cli.media.images import READABLE_IMAGES, is_image, read_image
-from ltx2_cli.media.probe import READABLE_VIDEOS, VideoFile, is_video, open_video
-from ltx2_cli.media.videos import COMPRESSION
+from ltx2_cli.media.probe import READABLE_VIDEOS, is_video, open_video
+from ltx2_cli.media.videos import COMPRESSION, in_whole_latents, read_whole_video
 from ltx2_cli.plan.edit import edited, extension
 from ltx2_cli.request.size import longest_clip
 from ltx2_cli.request.spec import RunSpec
@@ -35,48 +35,47 @@ def shown_upload(path: Path) -> dict[str, Any]:
 def restyled(path: Path, noise_level: float) -> dict[str, Any]:
     """The values of a line that makes all of a clip anew from this noise level. Raises `UsageError` for a clip that is
     longer than what is made at once."""
-    clip = _opened(path)
-    frames = (clip.num_frames - 1) // COMPRESSION * COMPRESSION + 1
-    if frames > (most := longest_clip(clip.fps)):
-        sentence = f"`{EDITED}` lasts {clip.seconds:.4g} s, and {most / clip.fps:.4g} s are made at once"
+    fps = _fps(path)
+    if open_video(path).num_frames >= (most := longest_clip(fps)) + COMPRESSION:
+        sentence = f"`{EDITED}` lasts {open_video(path).seconds:.4g} s, and {most / fps:.4g} s are made at once"
         raise UsageError(sentence, "a part of it")
-    return _clip_values(path, clip, frames, {"regenerate": [0, frames], "noise_level": noise_level})
+    frames = in_whole_latents(len(read_whole_video(path).frames))
+    return _clip_values(path, frames, {"regenerate": [0, frames], "noise_level": noise_level})
 
 
 def extended(path: Path, seconds: float, usual: int) -> dict[str, Any]:
     """The values of a line that goes on from a clip; the `usual` one has so many frames. Raises `UsageError` for more
     than is made at once."""
-    clip = _opened(path)
-    count, most, added = clip.num_frames, longest_clip(clip.fps), round(seconds * clip.fps)
+    fps = _fps(path)
+    count, most, added = len(read_whole_video(path).frames), longest_clip(fps), round(seconds * fps)
     if not added:
-        raise UsageError(f"`seconds` {seconds:g} are less than a frame", f"{1 / clip.fps:.2f}")
+        raise UsageError(f"`seconds` {seconds:g} are less than a frame", f"{1 / fps:.2f}")
     shown, frames = extension(count, added, min(usual, most))
     if frames > most:
-        sentence = f"`seconds` {seconds:g} are more than one clip has room for, behind the {shown / clip.fps:.2f} s"
-        nearest = f"extend twice; at most {floor(100 * (most - shown) / clip.fps) / 100:.2f}"
+        sentence = f"`seconds` {seconds:g} are more than one clip has room for, behind the {shown / fps:.2f} s"
+        nearest = f"extend twice; at most {floor(100 * (most - shown) / fps) / 100:.2f}"
         raise UsageError(f"{sentence} that it begins with", nearest)
-    return _clip_values(path, clip, frames, {"regenerate": [count, count + added], "num_frames": shown})
+    return _clip_values(path, frames, {"regenerate": [count, count + added], "num_frames": shown})
 
 
-def _opened(path: Path) -> VideoFile:
-    """The clip of an edit."""
+def _fps(path: Path) -> float:
+    """The frame rate of a clip. Raises `UsageError` for a file without video."""
     if not is_video(path):
         raise UsageError(f"`{EDITED}` is no video", READABLE_VIDEOS)
-    return open_video(path)
+    return open_video(path).fps
 
 
-def _clip_values(path: Path, clip: VideoFile, frames: int, part: Mapping[str, Any]) -> dict[str, Any]:
+def _clip_values(path: Path, frames: int, part: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a line for an edit of a clip that makes so many frames."""
-    step = RANGES["height"].step
+    clip, step = open_video(path), RANGES["height"].step
     size = {"width": clip.width // step * step, "height": clip.height // step * step, "num_frames": frames}
-    edited = {"kind": "clip", "path": str(path), **part}
-    return {**size, "fps": clip.fps, "windows": 1, "keyframes": 0, "conditions": [edited]}
+    condition = {"kind": "clip", "path": str(path), **part}
+    return {**size, "fps": clip.fps, "windows": 1, "keyframes": 0, "conditions": [condition]}
 
 
 def written_frames(spec: RunSpec) -> int:
     """The number of frames of the written clip. A resized one ends with its last whole latent."""
     if (number := edited(spec)) is None:
         return spec.num_frames
-    clip, (_, end) = open_video(Path(spec.conditions[number].path)), spec.conditions[number].regenerate
-    is_resized = (clip.width, clip.height) != (spec.width, spec.height)
-    return end if is_resized or end > clip.num_frames else clip.num_frames
+    frames, (_, end) = read_whole_video(Path(spec.conditions[number].path)).frames, spec.conditions[number].regenerate
+    return end if frames.shape[1:3] != (spec.height, spec.width) else max(end, len(frames))

@@ -93,6 +93,19 @@ def test_a_retake_of_a_noise_level_is_of_all_that_no_time_excludes(
     assert (spec.conditions, spec.num_frames) == ((wanted,), 49)
 
 
+@pytest.mark.parametrize("stream", ["video", "audio"])
+def test_a_whole_stream_is_made_for_the_other(asks: Asks, clip: Path, stream: str) -> None:
+    spec = asks("retake", clip, f"--{stream}")
+    assert isinstance(spec, RunSpec)
+    assert spec.conditions == (ConditionSpec(str(clip), kind="clip", regenerate=(0, 49), streams=stream),)
+
+
+@pytest.mark.parametrize(("level", "nearest"), [("0", "0.01"), ("nan", "0.01"), ("2", "1")])
+def test_a_noise_level_is_above_0_and_at_most_1(asks: Asks, clip: Path, level: str, nearest: str) -> None:
+    refused = str(asks("retake", clip, "--noise-level", level))
+    assert f"--noise-level {level} is not in 0.01 to 1; nearest: --noise-level {nearest}" in refused
+
+
 def test_a_retake_says_what_it_keeps(asks: Asks, clip: Path) -> None:
     refused = str(asks("retake", clip))
     assert "would be made anew, which keeps nothing of it" in refused

@@ -30,7 +30,7 @@ from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.http_api import KEYS_OF_CONTENT, OF_CLIP, TAKEN_KEYS
 from ltx2_cli.runs.inspect import inspect
 from ltx2_cli.runs.served_videos import MOST_QUEUED
-from media.test_videos import write_lossless
+from media.test_videos import ffmpeg, write_lossless
 from other_process import other_process
 from program import run_program
 
@@ -213,6 +213,21 @@ def test_an_upload_of_another_size_is_resized(server: Server, tmp_path: Path):
         assert server.finished(video["id"])["status"] == "completed"
         made = open_video(server.folder / f"{video['id']}.mp4")
         assert (made.width, made.height, made.num_frames) == (*size.values(), 25)
+
+
+def test_uploads_whose_frames_come_at_uneven_times_are_edited(server: Server, tmp_path: Path):
+    """As many phones write them: their frames are counted as they are read."""
+    whole = write_lossless(tmp_path / "v.mov", np.zeros((40, 64, 64, 3), np.uint8))
+    ffmpeg(
+        "-i", whole, "-vf", "select=lt(n\\,4)+gt(n\\,15)", "-fps_mode", "vfr", "-c:v", "png", tmp_path / "uneven.mov"
+    )
+    clip, form = {"video": (tmp_path / "uneven.mov").read_bytes()}, {"prompt": "a ball", "steps": 1}
+    edit = server.ask("POST", "/v1/videos/edits", data=form, files=clip).json()
+    extension = server.ask("POST", "/v1/videos/extensions", data={**form, "seconds": 1}, files=clip).json()
+    for video in (edit, extension):
+        assert server.finished(video["id"])["status"] == "completed"
+        made = open_video(server.folder / f"{video['id']}.mp4")
+        assert float(video["seconds"]) == pytest.approx(made.num_frames / made.fps, abs=0.01)
 
 
 def test_an_extension_is_that_of_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

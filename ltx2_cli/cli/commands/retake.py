@@ -15,6 +15,7 @@ class Retake(EditOptions):
 
     ltx2 retake fox.mp4 --from 2s --to 3.5s
     ltx2 retake fox.mp4 --from 2s --to 3.5s --prompt "a fox yawns, thunder" --audio
+    ltx2 retake fox.mp4 --prompt "a fox yawns, a brook" --audio
     ltx2 retake fox.mp4 --prompt "an oil painting of a fox" --noise-level 0.9
     ltx2 retake street.mov --from 0s --to 1s --model ltx2.3 --prompt "a tram comes round the corner" --seed 0..3
     """
@@ -36,8 +37,6 @@ class Retake(EditOptions):
             STEPS,
             "Noise level at which the new part begins: below 1 it keeps some of the clip.",
             metavar="X",
-            min=0.01,
-            max=1,
         ),
     ] = 1.0
     num_frames: Annotated[
