@@ -59,7 +59,7 @@ def _size(plan: Plan, stage: Stage) -> str:
     whole, part, windows = stage.geometry, stage.largest_window.geometry, len(stage.windows)
     frames, height, width = plan.arch.compression.clip_size(whole.frames, whole.height, whole.width)
     tokens = f"{part.video_tokens} + {part.audio_frames} tokens" + f" in each of {windows} windows" * (windows > 1)
-    tokens += f", {stage.tile_count} tiles" * (stage.tile_count > 1)
+    tokens += f", {stage.tiles.text}" if stage.tiles else ""
     return f"{width}x{height}, {frames} frames, {tokens}"
 
 

@@ -69,6 +69,9 @@ def denoise_bytes(plan: Plan, stage: Stage) -> int:
     )
     ropes //= stage.sharding.parts("tokens") * stage.sharding.parts("heads")
     latents = FLOAT32_BYTES * sum(map(math.prod, stage.shapes)) * plan.batch_size * (1 + len(stage.passes))
+    if stage.tiles:  # the velocities of all, before they are blended
+        of_tiles = int(stage.tile_turns * tokens.video) * stage.shapes.video[1]
+        latents += FLOAT32_BYTES * of_tiles * plan.batch_size * len(stage.passes)
     rows = _parts(len(stage.passes) * plan.batch_size, stage, "rows")
     local = Streams(_parts(tokens.video, stage, "tokens"), _parts(tokens.audio, stage, "audio_tokens"))
     inner = sum(

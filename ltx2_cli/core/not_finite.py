@@ -20,7 +20,7 @@ from ltx2_cli.parallel.arrays import to_host
 from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.phases import Phase, phase_name
 from ltx2_cli.plan.resolve import Plan
-from ltx2_cli.plan.spatial_tiles import Tile
+from ltx2_cli.plan.stage_tiles import Tile
 from ltx2_cli.request.spec import Streams
 from ltx2_cli.weights.load import not_finite
 
@@ -85,7 +85,7 @@ def _first_part(run: StageRun, before: Streams[np.ndarray], step: int) -> str:
     )
     with suppress(*UNDIAGNOSABLE):
         tiles = run.phase.stage.tiles
-        forwards = [{"tile": tiles.at(start)} for start in tiles.starts] if tiles else [{}]
+        forwards = [{"tile": tile} for tile in tiles.tiles()] if tiles else [{}]
         parts_of = [jitted(_finite_parts, sharding.replicated, sharding, **tile) for tile in forwards]  # compiled here
         finite = np.all([to_host(each(run.transformer, latents, run.inputs, sigma)) for each in parts_of], axis=0)
         return f": {parts[int(np.argmin([*finite, False]))]}"

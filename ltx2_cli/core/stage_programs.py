@@ -44,7 +44,7 @@ from ltx2_cli.parallel.jit import jitted
 from ltx2_cli.plan.phases import Denoise
 from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.segments import segment_weights
-from ltx2_cli.plan.spatial_tiles import SpatialTiles, Tile
+from ltx2_cli.plan.stage_tiles import StageTiles, Tile
 from ltx2_cli.plan.stages import NO_CONDITIONS, Stage
 from ltx2_cli.request.spec import RunSpec, Streams
 
@@ -102,7 +102,9 @@ def stage_programs(plan: Plan, number: int, window: int | None = None) -> StageP
         results, donated = (whole, whole, placed), ("latents", "cache")
         loop = jitted(_denoise_steps, results, sharding, donated, sizes=sizes, **ways, **sizes_of_noise)
 
-    velocity = jitted(_velocity, None, sharding, sizes=sizes, branch=branch, tile=stage.tiles and stage.tiles.first)
+    velocity = jitted(
+        _velocity, None, sharding, sizes=sizes, branch=branch, tile=stage.tiles and stage.tiles.tiles()[-1]
+    )
 
     def arguments() -> tuple[Any, ...]:
         return *inputs(), *schedule, seeds, step, step, *((cache.outputs(), sigma) if cache else ())
@@ -158,7 +160,7 @@ def _stage_rows(
     texts = [[plan.prompts.index(text) for text in own] for own in plan.texts]
     negative = [len(plan.prompts) - 1] * len(texts[0])
     contexts = [negative if each is Pass.UNCOND else own for own in texts for each in passes]
-    seen = stage.tile_geometry
+    seen = stage.tiles.in_space(stage.geometry) if stage.tiles else stage.geometry
     segments = segment_weights(plan.spec, seen)
     tokens, tables = _conditions(stage, condition_latents), rope_tables(seen, plan.arch.transformer)
     which, reuse = np.asarray(contexts, np.int32), PassReuse(passes, branch)
@@ -327,24 +329,42 @@ def _by_pass(rows: Streams[jax.Array], latents: Streams[jax.Array]) -> Streams[j
 def of_tile(
     tile: Tile, latents: Streams[jax.Array], inputs: DenoiserInputs
 ) -> tuple[Streams[jax.Array], DenoiserInputs]:
-    """A tile's latents, and the inputs with the noise levels of its tokens, all that a forward reads of conditions."""
+    """A tile's latents, and the inputs of its tokens, all that a forward reads of conditions being their noise levels.
+    The ropes and what is known of tokens by their times are of its height and width already."""
     if video := inputs.conditions.video:
         video = video._replace(level=tile.of(jnp.asarray(video.level), 0))
-    inputs = inputs._replace(conditions=inputs.conditions._replace(video=video))
+    segments, ropes, marked = inputs.segments, inputs.ropes, inputs.keyframes
+    if segments:
+        segments = segments._replace(video=tile.of_planes(segments.video, 1))
+    own, cross = (
+        [[jax.tree.map(lambda table: tile.in_time(table, 0), grid[0]), *grid[1:]] for grid in grids]
+        for grids in ropes.video
+    )
+    inputs = inputs._replace(
+        conditions=inputs.conditions._replace(video=video),
+        keyframes=None if marked is None else tile.of_planes(marked, 0),
+        segments=segments,
+        ropes=ropes._replace(video=Ropes(own, cross)),
+    )
     return latents._replace(video=tile.of(latents.video, 1)), inputs
 
 
-def _in_tiles(tiles: SpatialTiles, velocity: Callable[[Tile], Streams[jax.Array]], tokens: int) -> Streams[jax.Array]:
+def _in_tiles(tiles: StageTiles, velocity: Callable[[Tile], Streams[jax.Array]], tokens: int) -> Streams[jax.Array]:
     """The velocities of all tiles, one after the other: of video's `tokens` blended by the tiles' weights, of audio
     their mean."""
-    parts = jax.lax.map(lambda start: velocity(tiles.at(start)), jnp.asarray(tiles.starts))
-    planes = tokens // math.prod(tiles.clip)
-    *rows, _, channels = parts.video.shape[1:]
-    video = jnp.zeros((*rows, planes, *tiles.clip, channels), jnp.float32)
-    for part, weights, (top, left) in zip(parts.video, tiles.weights, tiles.starts, strict=True):
-        inside = (..., slice(top, top + tiles.size[0]), slice(left, left + tiles.size[1]), slice(None))
-        video = video.at[inside].add(part.reshape(*rows, planes, *tiles.size, channels) * weights[..., None])
-    return Streams(video.reshape(*rows, tokens, channels), parts.audio.astype(jnp.float32).mean(0))
+    groups, parts = tiles.alike(), list[Streams[jax.Array]]()
+    for group in groups:
+        places = jnp.asarray([start for start, _ in group]), jnp.asarray([time.planes for _, time in group])
+        parts.append(jax.lax.map(lambda place: velocity(tiles.at(*place)), places))
+    planes, (*rows, _, channels) = tokens // math.prod(tiles.clip), parts[0].video.shape[1:]
+    video, (height, width) = jnp.zeros((*rows, planes, *tiles.clip, channels), jnp.float32), tiles.size
+    for group, part in zip(groups, parts, strict=True):
+        for tile, ((top, left), time) in zip(part.video, group, strict=True):
+            inside = (..., np.asarray(time.planes), slice(top, top + height), slice(left, left + width), slice(None))
+            weights = np.asarray(time.weights, np.float32)[:, None, None] * tiles.weights[top, left]
+            video = video.at[inside].add(tile.reshape(*rows, -1, *tiles.size, channels) * weights[..., None])
+    audio = jnp.concatenate([part.audio.astype(jnp.float32) for part in parts]).mean(0)
+    return Streams(video.reshape(*rows, tokens, channels), audio)
 
 
 def in_its_dtype(transformer: Transformer, latents: Streams[jax.Array]) -> Streams[jax.Array]:
@@ -368,7 +388,7 @@ def _denoise_steps(
     *,
     choices: tuple[tuple[Pass, ...], ...],
     sampler: Sampler,
-    tiles: SpatialTiles | None,
+    tiles: StageTiles | None,
     **sizes: Any,
 ) -> tuple[Any, ...]:
     """Latents after these steps, whether each stream is finite, and the cache after them if there is one."""

@@ -94,7 +94,7 @@ def later_steps(plan: Plan, phase: int) -> float:
     def work(stage: Stage) -> float:
         passes = sum(count * len(passes) for passes, count in stage.pass_counts.items()) / stage.steps
         tokens = stage.tile_geometry.video_tokens + stage.geometry.audio_frames
-        return passes * stage.forwards * stage.tile_count * tokens
+        return passes * stage.forwards * stage.tile_turns * tokens
 
     later = [phase.stage for phase in plan.phases[phase + 1 :] if isinstance(phase, Denoise)]
     stage = plan.phases[phase].stage

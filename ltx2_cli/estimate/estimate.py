@@ -119,7 +119,7 @@ def estimate_plan(plan: Plan, programs: Programs = ()) -> Estimate:
         away = sum(host_bytes(plan, name) for name in streamed)
         parts = roofline(compute_seconds(plan, phase, rates), read, sending, rates, away) if rates else None
         if rates and parts:
-            parts_of_clip = stage.turns * stage.tile_count
+            parts_of_clip = stage.turns * stage.tile_turns
             times = _whole_forwards(plan, stage, read, away, rates) * parts_of_clip if phase in LOOPS else 1
             seconds[phase] = max(parts.values()) * times
             by_diffusion = phase == DECODE and plan.networks.diffusion_decoder
@@ -303,7 +303,7 @@ def _stage_record(whole: Estimate, estimate: StageEstimate) -> dict[str, Any]:
         "height": geometry.height * scale.pixels,
         "num_frames": (frames - 1) * scale.frames + 1,
         "windows": len(stage.windows),
-        "tiles": stage.tile_count,
+        "tiles": stage.tiles.number if stage.tiles else 1,
         "mesh": dict(stage.sharding.mesh.shape),
         "tokens": dict(zip(("video", "audio", "text"), tokens, strict=True)),
         "passes": [guidance_pass.name.lower() for guidance_pass in stage.passes],

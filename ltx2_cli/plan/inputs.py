@@ -82,7 +82,7 @@ def open_inputs(
         arch, further_files[DIFFUSION_DECODER] = diffusion_decoder
         networks = networks._replace(vae=None, diffusion_decoder=DiffusionDecoder(Scope(spec.dtype.value), arch))
     videos, audio = read_input_videos(spec), read_input_audio(spec)
-    in_tiles = second is not None and (spec.second_stage.spatial_tiles or 1) > 1
+    in_tiles = second is not None and spec.second_stage.in_tiles
     draws = in_tiles and checkpoint.arch.transformer.use_keyframes_abs_pos_embedding  # keyframes again
     if spec.conditions or draws:
         networks = networks._replace(video_encoder=video_encoder(checkpoint.arch, spec.dtype, draws))

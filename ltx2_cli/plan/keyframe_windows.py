@@ -44,9 +44,10 @@ def check_rounds(spec: RunSpec, by: UpsampleFactors, keyframes: int | None) -> N
         raise UsageError(f"a clip is refined between keyframes that end its segments, and {found}", hint)
     if spec.segments:
         raise UsageError("a clip is not refined between keyframes with prompts by segment", typed("segments", []))
-    if (spec.second_stage.spatial_tiles or 1) > 1:
-        hint = typed("second_stage.spatial_tiles", 1)
-        raise UsageError("a clip is refined between keyframes or in tiles of its height and width", hint)
+    if spec.second_stage.in_tiles:
+        keys = [key for key in ("spatial_tiles", "temporal_tiles") if (getattr(spec.second_stage, key) or 1) > 1]
+        hint = " ".join(typed(f"second_stage.{key}", 1) for key in keys)
+        raise UsageError("a clip is refined between keyframes or in tiles", hint)
     if spec.windows > 1:
         raise UsageError(f"a clip is refined between keyframes or in {spec.windows} windows", typed("windows", 1))
     if (windows := spec.second_stage.keyframe_windows or 1) > keyframes:

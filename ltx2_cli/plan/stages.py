@@ -31,7 +31,7 @@ from ltx2_cli.plan.edit import edit_of, edited, noise_level
 from ltx2_cli.plan.inputs import CONNECTORS, STAGE2_CONNECTORS, STAGE2_DENOISER, PlanInputs
 from ltx2_cli.plan.keyframe_windows import check_rounds, keyframes_of_rounds, segment_ends, segment_slices
 from ltx2_cli.plan.positions import PlacedVideo, generated_keyframes, place_videos, reference_weights
-from ltx2_cli.plan.spatial_tiles import SpatialTiles, plan_spatial_tiles
+from ltx2_cli.plan.stage_tiles import StageTiles, plan_stage_tiles
 from ltx2_cli.plan.windows import ClipWindow, plan_keyframe_windows, plan_windows
 from ltx2_cli.request.spec import NO_GUIDANCE, Guidance, RunSpec, Streams
 from ltx2_cli.request.spelling import option_name, typed
@@ -52,7 +52,7 @@ class StageSize(NamedTuple):
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     windows: tuple[ClipWindow, ...]
-    tiles: SpatialTiles | None  # None: one
+    tiles: StageTiles | None  # None: one
 
     @property
     def at_once(self) -> Geometry:
@@ -73,7 +73,7 @@ class Stage:
     shapes: Streams[LatentShape]  # of one video's latents in a file
     placed_videos: tuple[PlacedVideo, ...]  # those behind the grid in the order of `geometry`
     windows: tuple[ClipWindow, ...]  # of the whole clip
-    tiles: SpatialTiles | None  # of its latents, or of a window's; None: one
+    tiles: StageTiles | None  # of its latents, or of a window's; None: one
     sigmas: np.ndarray  # float32 [steps + 1]; no steps: nothing is denoised
     sharding: ShardingPlan  # of its network and the loop
     step_passes: tuple[tuple[Pass, ...], ...] = ()  # of each step; empty: the conditional one alone
@@ -156,13 +156,13 @@ class Stage:
 
     @property
     def tile_geometry(self) -> Geometry:
-        """The latents that a forward computes."""
+        """The latents that a forward computes, of the largest tile."""
         return self.tiles.geometry(self.geometry) if self.tiles else self.geometry
 
     @property
-    def tile_count(self) -> int:
-        """The number of forwards in place of one over all latents."""
-        return len(self.tiles.starts) if self.tiles else 1
+    def tile_turns(self) -> float:
+        """The number of forwards in place of one over all latents, a shorter one as its part of the longest."""
+        return self.tiles.turns if self.tiles else 1
 
     def first_alike(self, number: int) -> int:
         """The first window that has the same programs as this one: all have, but between keyframes."""
@@ -286,7 +286,7 @@ def _measure(
     if references at their scale have no whole latents."""
     placed = place_videos(spec, videos, arch.compression, size[0], last is not None)
     shown = chain(*(video.keyframes(arch.compression.frames) for video in placed))
-    compression, in_tiles = arch.compression.frames, last is not None and (spec.second_stage.spatial_tiles or 1) > 1
+    compression, in_tiles = arch.compression.frames, last is not None and spec.second_stage.in_tiles
     segments = known or 0 if last and spec.second_stage.keyframe_windows else 0
     if segments:
         keyframes = keyframes_of_rounds(size[0], segments, compression)
@@ -313,7 +313,9 @@ def _measure(
     channels = Streams(arch.transformer.in_channels, arch.transformer.audio_in_channels)
     shapes = file_shapes(geometry, channels, arch.audio_vae.latent_mels)
     windows = plan_keyframe_windows(spec, geometry) if segments else plan_windows(spec, geometry)
-    return StageSize(geometry, shapes, placed, windows, plan_spatial_tiles(spec, geometry) if last else None)
+    at_once = windows[0].geometry(geometry) if len(windows) > 1 else geometry
+    tiles = plan_stage_tiles(spec, at_once, keyframes) if last else None
+    return StageSize(geometry, shapes, placed, windows, tiles)
 
 
 def build_stages(

@@ -39,6 +39,7 @@ SECOND_STAGE = (
     "temporal_upsample",
     "keyframe_windows",
     "spatial_tiles",
+    "temporal_tiles",
 )
 GIVEN = "the audio is given"
 

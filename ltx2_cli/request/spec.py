@@ -120,7 +120,13 @@ class SecondStageSpec:
     follow_first: bool | None  # the first stage's video is a reference, for an in-context LoRA of this stage
     keyframe_windows: int | None  # windows of whole segments between keyframes, with new ones in the middle of each
     spatial_tiles: int | None  # along height and along width, whose velocities are blended; keyframes are given
+    temporal_tiles: int | None  # along time, which end at keyframes
     temporal_upsample: Literal["fps", "duration"]  # what a temporal upsampler doubles; duration stretches the audio
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether the clip is refined in several tiles."""
+        return max(self.spatial_tiles or 1, self.temporal_tiles or 1) > 1
 
 
 class AttentionBackend(StrEnum):

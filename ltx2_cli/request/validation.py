@@ -75,6 +75,7 @@ RANGES = {
     "keyframes": Range(0, MAX_KEYFRAMES),
     "second_stage.keyframe_windows": Range(1, MAX_WINDOWS),
     "second_stage.spatial_tiles": Range(1, MAX_SPATIAL_TILES),
+    "second_stage.temporal_tiles": Range(1, MAX_WINDOWS),
     "num_videos": Range(1, MAX_VIDEOS),
     "loudness": Range(-70, 0),
     "image_crf": Range(0, MAX_CRF),

@@ -179,7 +179,7 @@ def _shape_of_stage(stage: Stage) -> list[Any]:
     windows = [len(stage.windows)] * (len(stage.windows) > 1)
     mesh = f"{stage.sharding.text}, {stage.sharding.attention}" + f", {stage.sampler}" * (stage.sampler != EULER)
     mesh += "" if stage.first_block_cache is None else f", first-block cache {stage.first_block_cache:g}"
-    mesh += f", {stage.tile_count} tiles" * (stage.tile_count > 1)
+    mesh += f", {stage.tiles.text}" if stage.tiles else ""
     return [[list(shape) for shape in (*stage.shapes, *stage.token_shapes)], passes, mesh, *windows]
 
 

@@ -112,7 +112,7 @@ def _spec(
     if KEYFRAME_WINDOWS not in merge_layers(given, None, layers.settings).layers[FLAG]:
         spec = _with_windows_of_round(spec, files[0])
     no_stage = replace(spec.second_stage, sigmas=(), lora=(), follow_first=False)
-    no_stage = replace(no_stage, keyframe_windows=None, spatial_tiles=None)
+    no_stage = replace(no_stage, keyframe_windows=None, spatial_tiles=None, temporal_tiles=None)
     return spec if refine else replace(spec, second_stage=no_stage)
 
 

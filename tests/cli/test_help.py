@@ -87,7 +87,7 @@ def test_completion_knows_options_and_profiles_and_imports_no_jax():
     assert "imported" in done.stderr
     assert "jax" not in done.stderr
     keys = anew("", COMP_WORDS="ltx2 generate --set second_stage.t", **line).stdout.split()
-    assert keys == ["second_stage.temporal_upsample="]
+    assert keys == ["second_stage.temporal_tiles=", "second_stage.temporal_upsample="]
 
 
 @pytest.mark.parametrize("place", [0, -1])

@@ -19,7 +19,8 @@ LATER = [
 ONE_STAGE = [*(word for value in LATER for word in ("--set", value)), "--upsampler", "no"]
 IMAGES = ["--image-crf", "20", "--image-strength", "0.5"]
 LONGER = ["--set", "second_stage.temporal_upsample=duration"]
-ROUNDS, TILES = "second_stage.keyframe_windows", "second_stage.spatial_tiles"
+ROUNDS = "second_stage.keyframe_windows"
+TILES = ("second_stage.spatial_tiles", "second_stage.temporal_tiles")
 
 
 def typed(*options: str, prefix: str = "--") -> list[str]:
@@ -59,8 +60,8 @@ CASES = {
     ),
     "a given sound": (["--audio", "tone.wav", *of_audio(*ALL)], AUDIO),
     "one stage": (
-        [*ONE_STAGE, *LONGER, "--set", f"{ROUNDS}=2", "--set", f"{TILES}=2"],
-        STAGE | {"second_stage.temporal_upsample", ROUNDS, TILES},
+        [*ONE_STAGE, *LONGER, "--set", f"{ROUNDS}=2", *(word for key in TILES for word in ("--set", f"{key}=2"))],
+        STAGE | {"second_stage.temporal_upsample", ROUNDS, *TILES},
     ),
     "no image": (IMAGES, {"image_crf", "image_strength"}),
     "a spatial upsampler": (["--recipe", "two_stage", *LONGER], {"second_stage.temporal_upsample"}),

@@ -1,6 +1,7 @@
 """DFR's last stage, in tiles between given keyframes, against diffusers' pipeline, from the same folder and noise."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline
 from diffusers.pipelines.ltx2 import pipeline_ltx2_dfr
-from diffusers.pipelines.ltx2.dfr_layout import epilogue_tiles
+from diffusers.pipelines.ltx2.dfr_layout import epilogue_tiles, video_tile_plan
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from diffusers.pipelines.ltx2.pipeline_ltx2_latent_upsample import LTX2LatentUpsamplePipeline
@@ -28,13 +29,14 @@ from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.geometry import Geometry
+from ltx2_cli.errors import UsageError
 from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.estimate import estimate_plan
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import phase_memory, phase_names
 from ltx2_cli.models.networks import DENOISER, PRESETS
 from ltx2_cli.plan.resolve import Plan, plan_offline
-from ltx2_cli.plan.spatial_tiles import plan_spatial_tiles
+from ltx2_cli.plan.stage_tiles import plan_stage_tiles
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
 from parity import randomise, relative_error
@@ -65,6 +67,7 @@ def by_diffusers(
     keyframes: np.ndarray,
     fps: float,
     conditions: list[Any],
+    parts: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> np.ndarray:
     """The normalised latents of its pipeline, from those of its upsampler."""
@@ -82,7 +85,13 @@ def by_diffusers(
     def noise(shape: torch.Size, **_: object) -> torch.Tensor:
         return begin.reshape(shape) if shape.numel() == begin.numel() else torch.zeros(shape)  # none of audio
 
+    def in_time_of_the_clip(tiles: Any, coords: torch.Tensor, *sizes: int) -> list[Any]:
+        """Its tiles with the clip's times: it counts those of video from each tile's begin, those of audio not."""
+        plan = video_tile_plan(tiles, coords, *sizes)
+        return [tile._replace(coords=torch.cat([coords[:, :1, tile.keep], tile.coords[:, 1:]], 1)) for tile in plan]
+
     monkeypatch.setattr(pipeline_ltx2_dfr, "randn_tensor", noise)
+    monkeypatch.setattr(pipeline_ltx2_dfr, "video_tile_plan", in_time_of_the_clip)
     count, (height, width) = keyframes.shape[2], (2 * side for side in clip.video.shape[3:])
     rebuilt = last.rebuild_epilogue_keyframes(given, 0.0, 0.0, 0, torch.device("cpu"), torch.float32)
     wanted = last(
@@ -94,7 +103,7 @@ def by_diffusers(
         conditions=conditions or None,
         generate_slots=False,
         freeze_audio=True,
-        video_tiles=epilogue_tiles((clip.video.shape[2], height, width), 1, []),
+        video_tiles=epilogue_tiles((clip.video.shape[2], height, width), parts, [*range(1, count + 1)]),
         height=height * 32,
         width=width * 32,
         num_frames=8 * count + 1,
@@ -107,8 +116,8 @@ def by_diffusers(
 
 
 @pytest.mark.parametrize(
-    ("segments", "size", "fps", "images"),
-    [(3, (2, 3), 25.0, False), (3, (8, 7), 25.0, False), (6, (8, 7), 50.0, True)],
+    ("segments", "size", "fps", "images", "parts"),
+    [(3, (2, 3), 25.0, False, 1), (3, (8, 7), 25.0, False, 2), (6, (8, 7), 50.0, True, 1), (6, (2, 3), 50.0, True, 4)],
 )
 def test_the_last_stage_equals_that_of_the_reference(
     model: Checkpoint,
@@ -118,6 +127,7 @@ def test_the_last_stage_equals_that_of_the_reference(
     size: tuple[int, int],
     fps: float,
     images: bool,
+    parts: int,
 ) -> None:
     clip, keyframes = drawn(model, segments, size, fps)
     shape = {"num_frames": 8 * segments + 1, "height": 32 * size[0], "width": 32 * size[1], "fps": fps}
@@ -129,11 +139,12 @@ def test_the_last_stage_equals_that_of_the_reference(
         theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, 1.0, 0))
     source = InitialLatents(Streams(clip.video.shape, clip.audio.shape), fps, segments)
     saved = {"save_latents": str(tmp_path / "made.safetensors"), "output": str(tmp_path / "made.mp4")}
-    plan = asked(model, source, conditions=shown, **shape, **saved, compat="diffusers")
+    tiles = {"second_stage.temporal_tiles": parts}
+    plan = asked(model, source, conditions=shown, **shape, **saved, **tiles, compat="diffusers")
     start = state_from_latents([clip], keyframes=[keyframes])
     ((path, _),) = write(plan, Components(plan), Report(), Product.latents, start)
     made = load_file(path)
-    wanted = by_diffusers(model, plan, clip, keyframes, fps, theirs, monkeypatch)
+    wanted = by_diffusers(model, plan, clip, keyframes, fps, theirs, parts, monkeypatch)
     assert relative_error(made["video"], wanted) <= 2e-5
     np.testing.assert_array_equal(made["audio"], clip.audio)
 
@@ -143,27 +154,28 @@ def draft(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_draft(model, tmp_path_factory.mktemp("draft"))
 
 
+TEMPORAL = "second_stage.temporal_tiles"
 SHORT = ("--recipe", "dfr_spatial", "--set", "second_stage.sigmas=[0.9,0.5,0.0]")
 
 
 def test_saved_latents_are_refined_in_tiles(
     draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also on eight devices, and stopped between steps; the keyframes are not kept."""
+    """In space and time; also on eight devices, and stopped between steps; the keyframes are not kept."""
     monkeypatch.chdir(draft)
-    drafts = sorted(map(str, draft.glob("draft-s*.safetensors")))
+    drafts, tiles = sorted(map(str, draft.glob("draft-s*.safetensors"))), (*SHORT, "--set", f"{TEMPORAL}=2")
 
     def make(name: str, *options: str, status: int = 0) -> list[dict[str, np.ndarray]]:
         saved = ["-o", f"{name}.mp4", "--save-latents", f"{name}.safetensors"]
-        assert run_program(monkeypatch, "upsample", *drafts, *SHORT, *options, *saved) == status
+        assert run_program(monkeypatch, "upsample", *drafts, *tiles, *options, *saved) == status
         return [load_file(path) for path in sorted(draft.glob(f"{name}-s*.safetensors"))]
 
     once = make("once")
     assert [clip.keys() for clip in once] == [{"video", "audio"}] * 2  # keyframes end with this stage
     assert [clip["video"].shape[2:] for clip in once] == [(3, 4, 4)] * 2
     capsys.readouterr()
-    assert run_program(monkeypatch, "upsample", *drafts, *SHORT, "--dry-run") == 0
-    assert "80 of video in 4 tiles of 45" in capsys.readouterr().out
+    assert run_program(monkeypatch, "upsample", *drafts, *tiles, "--dry-run") == 0
+    assert "80 of video (8 tiles, 2 along time, of 45)" in capsys.readouterr().out
     others = {"eight": make("eight", "--sharding", "ironwood")}
     with signal_at((1, 1, 1)):
         make("stopped", "--save-run", "--save-run-every", "0", status=130)
@@ -205,6 +217,8 @@ def test_tiles_of_a_request_with_keyframes_of_its_own(
     [
         (["--set", "second_stage.spatial_tiles=5"], "5 tiles are more than the 4 latents", "spatial_tiles=4"),
         (["--set", "second_stage.spatial_tiles=0"], "spatial_tiles 0 is not in 1 to 8", "spatial_tiles=1"),
+        (["--set", f"{TEMPORAL}=3"], "3 tiles in time are more than the 2 segments", f"{TEMPORAL}=2"),
+        (["--set", f"{TEMPORAL}=0"], "temporal_tiles 0 is not in 1 to 1000", f"{TEMPORAL}=1"),
         (
             ["--set", "second_stage.follow_first=true", "--set", "second_stage.lora=[upscaler.safetensors]"],
             "that follows the first stage's video is not refined in tiles",
@@ -228,22 +242,68 @@ def test_what_tiles_cannot_take_is_refused(
     assert hint in message
 
 
-@pytest.mark.parametrize(("size", "count"), [((44, 76), 2), ((4, 6), 2), ((34, 60), 2), ((2, 3), 2), ((35, 61), 3)])
-def test_tiles_are_those_of_the_reference_and_blend_to_one(size: tuple[int, int], count: int) -> None:
-    """Also of odd sides, whose tiles overlap by one more so that all have one size, and of three."""
-    geometry = Geometry(2, *size, 0, 24.0, PRESETS["ltx2.5"].transformer.scales)
+def test_tiles_are_parts_of_a_window(model: Checkpoint) -> None:
+    """Of 65 frames in two windows each has seven of nine latents, and a tile as many."""
+    second = {"second_stage.upsampler": str(model.folder / "latent_upsampler"), "second_stage.lora": []}
+    size = {"num_frames": 65, "height": 128, "width": 128, "fps": 25, "windows": 2, "window_overlap": 1}
+    plan = asked(model, None, recipe="two_stage", **size, **second, **{"second_stage.spatial_tiles": 2})
+    stage = plan.stages[1]
+    assert stage.tiles
+    assert stage.window(1).geometry.frames == len(stage.tiles.times[0].planes)
+    assert [len(tile.planes) for tile in stage.tiles.tiles()] == [7] * 4
+    assert stage.largest_window.tile_geometry.frames == 7
+
+
+@pytest.mark.parametrize(("count", "found"), [(0, "this one has none"), (3, "the 3 of this one do not end equal")])
+def test_tiles_in_time_need_segments(model: Checkpoint, count: int, found: str) -> None:
+    second = {"second_stage.upsampler": str(model.folder / "latent_upsampler"), "second_stage.lora": [], TEMPORAL: 2}
+    with pytest.raises(UsageError, match=found) as error:
+        asked(model, None, recipe="two_stage", num_frames=25, height=128, width=128, **second, keyframes=count)
+    assert f"{TEMPORAL}=1" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "segments", "parts"),
+    [
+        ((44, 76), 2, 5, 1),
+        ((4, 6), 2, 5, 2),
+        ((34, 60), 2, 8, 3),
+        ((2, 3), 2, 3, 3),
+        ((35, 61), 3, 4, 2),
+        ((4, 6), 1, 4, 2),
+    ],
+)
+def test_tiles_are_those_of_the_reference_and_blend_to_one(
+    size: tuple[int, int], count: int, segments: int, parts: int
+) -> None:
+    """Also of odd sides, whose tiles overlap by one more so that all have one size, and of three. Segments have three
+    latents."""
+    frames, ends = 3 * segments + 1, tuple((place, place + 1) for place in range(24, 24 * segments + 1, 24))
+    geometry = Geometry(frames, *size, 0, 24.0, PRESETS["ltx2.5"].transformer.scales, ends)
     spec = read_spec(prompt="a", model="ltx2.5")
-    tiles = plan_spatial_tiles(replace(spec, second_stage=replace(spec.second_stage, spatial_tiles=count)), geometry)
+    second = replace(spec.second_stage, spatial_tiles=count, temporal_tiles=parts)
+    tiles = plan_stage_tiles(replace(spec, second_stage=second), geometry, ends)
     assert tiles is not None
-    total, (height, width) = np.zeros(size), tiles.size
-    for weights, (top, left) in zip(tiles.weights, tiles.starts, strict=True):
-        total[top : top + height, left : left + width] += weights
+    total, (height, width), got = np.zeros((frames + segments, *size)), tiles.size, {}
+    for tile in chain.from_iterable(tiles.alike()):
+        (top, left), time = tile
+        planes = np.asarray(time.planes)
+        weights = np.asarray(time.weights)[:, None, None] * tiles.weights[top, left]
+        total[planes, top : top + height, left : left + width] += weights
+        latents = planes[planes < frames]
+        got[int(latents[-1]) + 1, top, left] = len(latents), weights[: len(latents)]
+        begin, end = max(8 * latents[0] - 7, 0), 8 * latents[-1] + 1
+        assert [*planes[planes >= frames] - frames] == [n for n, (at, _) in enumerate(ends) if begin <= at < end]
     np.testing.assert_allclose(total, 1, atol=1e-6)
-    assert len(tiles.starts) == count**2
+    assert len(got) == tiles.number == count**2 * parts
+    assert tiles.geometry(geometry).frames == max(length for length, _ in got.values())
     if count == 2 and not any(side % 2 for side in size):
-        for weights, start, wanted in zip(tiles.weights, tiles.starts, epilogue_tiles((2, *size), 1, []), strict=True):
-            assert start == (wanted.heights.start, wanted.widths.start)
-            np.testing.assert_allclose(weights, wanted.blend_weight[0], atol=1e-6)
+        wanted = epilogue_tiles((frames, *size), parts, [3 * number for number in range(1, segments + 1)])
+        assert len(wanted) == len(got)
+        for tile in wanted:
+            length, weights = got[tile.frames.stop, tile.heights.start, tile.widths.start]
+            assert length == tile.frames.stop - tile.frames.start
+            np.testing.assert_allclose(weights, tile.blend_weight, atol=1e-6)
 
 
 def test_the_published_stage_is_planned_without_its_files() -> None:
@@ -271,6 +331,30 @@ def test_the_published_stage_is_planned_without_its_files() -> None:
     assert whole.stages[0].tiles is None
     refined = [estimate_plan(each).phase_seconds["refine"] for each in (plan, whole)]
     assert 1 < refined[0] / refined[1] < 2, refined
+    short = plan_offline(
+        replace(request, second_stage=replace(request.second_stage, temporal_tiles=5)),
+        tpus("TPU v6 lite", 8),
+        InitialLatents(shapes, 24.0, 5),
+    )
+    (stage,) = short.stages
+    assert (stage.geometry.video_tokens, stage.tile_geometry.video_tokens) == (70224, 12320)  # 7 + 3 planes of 28 · 44
+    assert stage.tiles
+    assert [len(time.planes) for time in stage.tiles.times] == [5, 9, 10, 10, 10]
+    assert stage.tile_turns == 4 * 4.4
+    # by libtpu 0.0.42: 0.37 GB (0.28 of temporaries)
+    assert 0.37e9 < phase_memory(short, phase_names(short))["refine"].activations < 0.45e9
+
+
+def test_long_clips_take_less_time_in_temporal_tiles() -> None:
+    """Of two rounds, by the arithmetic: the tokens that segments are seen twice cost less than attention to all."""
+    request = read_spec(prompt="rain", model="ltx2.5", recipe="dfr_spatial")
+    shapes, seconds = Streams((1, 128, 61, 22, 38), (1, 8, 125, 16)), {}
+    for parts in (1, 4):
+        second = replace(request.second_stage, temporal_tiles=parts)
+        source = InitialLatents(shapes, 96.0, 20)
+        plan = plan_offline(replace(request, second_stage=second), tpus("TPU v6 lite", 8), source)
+        seconds[parts] = estimate_plan(plan).phase_seconds["refine"]
+    assert seconds == {1: pytest.approx(17.2, abs=0.1), 4: pytest.approx(10.5, abs=0.1)}  # in docs/recipes.md
 
 
 @needs_libtpu

@@ -83,6 +83,7 @@ TEXTS = {  # option: what somebody could type for it
         "second_stage.follow_first=true",
         "second_stage.keyframe_windows=2",
         "second_stage.spatial_tiles=2",
+        "second_stage.temporal_tiles=2",
     ),
     "vary": ("steps=1,2", "seed=1,2", "guidance_scale=1,3", "lora=[],[no.safetensors]", "x=1", "steps="),
     "shard": ("0/1", "0/2", "1/2", "2/2", "x"),
