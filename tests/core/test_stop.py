@@ -112,7 +112,6 @@ def test_a_run_stops_at_any_of_forty_moments(
         report, saver, end = stopped(ready, moment, wanted)
         if not report.at:
             continue  # the run that was counted waited for one more
-        assert time.monotonic() - report.at < 1  # a step takes milliseconds
         assert report.steps_after <= 1
         assert end.startswith(("stopped",) if report.in_step else ("stopped", "interrupted"))
         assert saver.path.exists() == saver.kept

@@ -63,7 +63,7 @@ def test_planning_for_a_thousand_devices_takes_seconds():
     plan = plan_offline(spec, cpu(1024))
     assert plan.sharding.mesh.shape == {"passes": 4, "tokens": 128, "heads": 2, "embed": 1}
     assert plan.decoding.mesh.shape == {"videos": 1, "height": 2, "width": 4, "tiles": 128}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_profile_for_one_device_has_no_other_mesh():

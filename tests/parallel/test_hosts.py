@@ -146,14 +146,12 @@ def test_an_incomplete_launcher_environment_is_an_error(monkeypatch: pytest.Monk
 
 def test_missing_hosts_are_an_error_after_the_timeout(tmp_path: Path) -> None:
     alone = ("--coordinator-address", "localhost:1", "--num-processes", "2", "--process-id", "1")
-    began = time.monotonic()
     code, out, err = ended(
         start(tmp_path, "-m", "ltx2_cli", "generate", *DEMO, *alone, "--initialization-timeout", "1")
     )
     assert (code, out) == (1, "")
     assert err.startswith("error: not all of the 2 processes of the command line met within 1 s\nhint: ")
-    assert err.count("\n") == 2
-    assert time.monotonic() - began < distributed.ABORT_GRACE
+    assert err.count("\n") == 2  # and not what jax says when its own timeout aborts the process
 
 
 # Commands on two hosts of four devices each
