@@ -51,6 +51,7 @@ SAME_NETWORKS = frozenset(
         *("height", "width", "num_frames", "windows", "num_videos", "max_sequence_length"),
         *("sharding", "keep_resident", "vae_memory_gb", "offload"),
         "conditions",  # of which alternatives change the frames that are seen
+        "second_stage",  # of which they change the number of tiles
     )
 )
 
@@ -137,7 +138,7 @@ class Suggestions:
 
     def nearest(self) -> Alternative | None:
         """The alternative that fits and differs least; None if nothing fits."""
-        same = next(filter(self.fits, chain(self.same_clip(), self.in_windows())), None)
+        same = next(filter(self.fits, chain(self.same_clip(), self.in_windows(), self.in_tiles())), None)
         return same or self.smaller_clip() or next(filter(self.fits, self.other_networks()), None)
 
     def with_fewer_bytes_to_copy(self, nearest: Alternative) -> Iterator[Alternative]:
@@ -250,6 +251,19 @@ class Suggestions:
         for start, count in product(self.starts, range(max(fewest, spec.windows + 1), fewest + MOST_WINDOWS)):
             if not any(spec_problems(replace(spec, windows=count))):
                 yield start.also(setting(windows=count))
+
+    def in_tiles(self) -> Iterator[Alternative]:
+        """The same clip in more tiles along time, where keyframes end its segments; the fewest first."""
+        stage, second = self.plan.stages[-1], self.plan.spec.second_stage
+        if not stage.holds_keyframes:
+            return
+        segments = stage.source_keyframes
+        counts = sorted({-(-segments // of_a_tile) for of_a_tile in range(1, segments)})
+        for start, count in product(self.starts, counts):
+            if count <= (second.temporal_tiles or 1):
+                continue
+            more = {"second_stage": replace(second, temporal_tiles=count)}
+            yield start.also(Alternative(more, {"second_stage.temporal_tiles": str(count)}))
 
     def meshes(self, start: Alternative) -> Iterator[Alternative]:
         """`start` on other meshes: the devices' own profile for a plan on a single device, else meshes of the plan's

@@ -30,7 +30,7 @@ from ltx2_cli.plan.stages import Stage
 from ltx2_cli.plan.video_tiles import LIVE_BUFFERS
 from ltx2_cli.request.spec import Offload
 from ltx2_cli.units import FLOAT32_BYTES
-from ltx2_cli.weights.declare import weights
+from ltx2_cli.weights.declare import kinds
 from ltx2_cli.weights.load import CHUNK_BYTES, ON_THE_WAY
 from ltx2_cli.weights.quantized_matrix import bytes_on_host
 
@@ -112,8 +112,8 @@ def _largest_stack(plan: Plan, names: Collection[str]) -> int:
     """Bytes of the largest weight in the host's memory: its zeros are made on the device."""
     if plan.spec.offload is Offload.none:
         return 0
-    placed = ((weight, placement(plan, name)) for name in names for weight in weights(plan.network(name)))
-    return max((bytes_on_host(weight.get_value(), place(weight)) for weight, place in placed), default=0)
+    stacks = ((alike[0], placement(plan, name)) for name in names for alike in kinds(plan.network(name)))
+    return max((bytes_on_host(weight.get_value(), place(weight)) for weight, place in stacks), default=0)
 
 
 def phase_memory(plan: Plan, phases: Collection[str]) -> dict[str, PhaseMemory]:

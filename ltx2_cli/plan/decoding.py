@@ -3,10 +3,12 @@
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -90,6 +92,9 @@ class _Split(NamedTuple):
         return -(-videos // self.videos) * frames * seen, (self.height > 1) + (self.width > 1)
 
 
+_Choice = tuple[int, _Split, Tiles | None]  # with its bytes
+
+
 def plan_tiling(
     decoder: VideoDecoder,
     videos: int,
@@ -102,9 +107,9 @@ def plan_tiling(
     layers in tiles; if none fits, the split and tiles with the least memory. `size`: of a video's latents."""
     splits = sorted(_splits(devices.size, size), key=lambda split: split.cost(videos, size))
     upsampling = [index for index, layer in enumerate(decoder.layers) if math.prod(layer.stride) > 1]
-    choices: list[tuple[int, _Split, Tiles | None]] = []  # with the bytes of each
+    choices = list[_Choice]()
 
-    def time(choice: tuple[int, _Split, Tiles | None]) -> float:
+    def time(choice: _Choice) -> float:
         """Relative to that of other choices."""
         _, split, tiles = choice
         work, _ = split.cost(videos, size)
@@ -112,9 +117,7 @@ def plan_tiling(
 
     for cut in (None, *reversed(upsampling)):
         for split in splits[: None if cut is None else SPLITS]:
-            part = split.part(size)
-            for tiles in _tilings(decoder, cut, part, split):
-                choices.append((video_decode_bytes(decoder, part, tiles, devices[0]), split, tiles))
+            choices += _choices(decoder, cut, split, size, devices[0])
         if fitting := [choice for choice in choices if choice[0] <= decode_budget]:
             needed, split, tiles = min(fitting, key=time)
             break
@@ -206,6 +209,16 @@ def _splits(devices: int, size: Extent) -> Iterator[_Split]:
 def _even_parts(devices: int, side: int) -> list[int]:
     """Numbers of equal parts of a side of `side` latents that divide `devices`."""
     return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
+
+
+@lru_cache(maxsize=256)  # of few clips: those that a search for what fits compares differ in other things too
+def _choices(
+    decoder: VideoDecoder, cut: int | None, split: _Split, size: Extent, device: jax.Device
+) -> tuple[_Choice, ...]:
+    """The tiles of a split of a clip's latents behind this cut."""
+    part = split.part(size)
+    tilings = _tilings(decoder, cut, part, split)
+    return tuple((video_decode_bytes(decoder, part, tiles, device), split, tiles) for tiles in tilings)
 
 
 def _tilings(decoder: VideoDecoder, cut: int | None, part: Extent, split: _Split) -> Iterator[Tiles | None]:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from clips import PROMPT, TEXT_TOKENS, Checkpoint, normalised
 from compilers import needs_libtpu
-from devices import tpus
+from devices import gpu, tpus
 from dfr import as_diffusers, drawn, networks, save_draft
 from ltx2_cli import read_spec, resolve
 from ltx2_cli.artifacts.outputs import Product
@@ -29,9 +29,11 @@ from ltx2_cli.core.run import state_from_latents
 from ltx2_cli.core.stage_programs import stage_programs
 from ltx2_cli.core.write import write
 from ltx2_cli.diffusion.geometry import Geometry
-from ltx2_cli.errors import UsageError
+from ltx2_cli.errors import DoesNotFitError, UsageError
+from ltx2_cli.estimate.alternatives import Request
 from ltx2_cli.estimate.compiled import Compiled, compile_program
 from ltx2_cli.estimate.estimate import estimate_plan
+from ltx2_cli.estimate.fit import check_fit
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import phase_memory, phase_names
 from ltx2_cli.models.networks import DENOISER, PRESETS
@@ -355,6 +357,16 @@ def test_long_clips_take_less_time_in_temporal_tiles() -> None:
         plan = plan_offline(replace(request, second_stage=second), tpus("TPU v6 lite", 8), source)
         seconds[parts] = estimate_plan(plan).phase_seconds["refine"]
     assert seconds == {1: pytest.approx(17.2, abs=0.1), 4: pytest.approx(10.5, abs=0.1)}  # in docs/recipes.md
+
+
+def test_tiles_along_time_are_suggested_where_they_fit() -> None:
+    """961 frames, on a GPU that has the memory for their half where jax takes most of it."""
+    source = InitialLatents(Streams((1, 128, 121, 22, 38), (1, 8, 250, 16)), 96.0, 40)
+    spec = read_spec(prompt="rain", model="ltx2.5", recipe="dfr_spatial", weights="int8", offload="layers")
+    request = Request(spec, gpu(24), source)
+    with pytest.raises(DoesNotFitError) as error:
+        check_fit(request, request.plan(), lambda found: f"{dict(found.options)}, {found.most_memory}")
+    assert error.value.hint == "{'second_stage.temporal_tiles': '2'}, True"
 
 
 @needs_libtpu
