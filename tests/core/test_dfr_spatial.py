@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -26,8 +27,9 @@ from ltx2_cli.artifacts.outputs import Product
 from ltx2_cli.core.components import Components
 from ltx2_cli.core.report import Report
 from ltx2_cli.core.run import state_from_latents
-from ltx2_cli.core.stage_programs import stage_programs
+from ltx2_cli.core.stage_programs import of_tile, stage_programs
 from ltx2_cli.core.write import write
+from ltx2_cli.diffusion.conditions import Conditions
 from ltx2_cli.diffusion.geometry import Geometry
 from ltx2_cli.errors import DoesNotFitError, UsageError
 from ltx2_cli.estimate.alternatives import Request
@@ -37,8 +39,10 @@ from ltx2_cli.estimate.fit import check_fit
 from ltx2_cli.estimate.offline import topology
 from ltx2_cli.estimate.phases import phase_memory, phase_names
 from ltx2_cli.models.networks import DENOISER, PRESETS
+from ltx2_cli.models.transformer_inputs import DenoiserInputs, PassMasks, Ropes, TextContext
+from ltx2_cli.nn.rope import Rope
 from ltx2_cli.plan.resolve import Plan, plan_offline
-from ltx2_cli.plan.stage_tiles import plan_stage_tiles
+from ltx2_cli.plan.stage_tiles import Tile, plan_stage_tiles
 from ltx2_cli.plan.stages import InitialLatents
 from ltx2_cli.request.spec import Streams
 from parity import randomise, relative_error
@@ -306,6 +310,31 @@ def test_tiles_are_those_of_the_reference_and_blend_to_one(
             length, weights = got[tile.frames.stop, tile.heights.start, tile.widths.start]
             assert length == tile.frames.stop - tile.frames.start
             np.testing.assert_allclose(weights, tile.blend_weight, atol=1e-6)
+
+
+def test_a_tile_has_all_that_belongs_to_its_tokens() -> None:
+    """Of a clip of 4 latents and 2 keyframes: everything is numbered by its token or plane, prompts by segment too."""
+    clip, size, start, planes = (4, 6), (2, 3), (1, 2), np.array([1, 2, 3, 5])
+    numbers, cells = np.arange(6 * 4 * 6, dtype=np.float32), 2 * 3
+    of_planes = np.repeat(np.arange(6, dtype=np.float32), cells)
+    time = [[Rope(np.arange(6)[:, None, None], -np.arange(6)[:, None, None]), Rope(*np.ones((2, cells, 1, 1)))]]
+    ropes = Streams(Ropes(time, time), Ropes([], []))
+    levels = Streams(Conditions(numbers, *[np.ones(1)] * 7), None)
+    masks, text = PassMasks(None, None), TextContext(Streams(jnp.zeros(1), jnp.zeros(1)), None)
+    segments = Streams(np.stack([of_planes, -of_planes]), np.zeros((2, 1)))
+    inputs = DenoiserInputs(text, np.zeros(1), ropes, masks, levels, None, of_planes, None, segments)
+    tile = Tile(clip, size, start, planes)
+    latents, seen = of_tile(tile, Streams(jnp.asarray(numbers)[None, :, None], jnp.zeros((1, 1, 1))), inputs)
+    wanted = numbers.reshape(6, *clip)[planes, 1:3, 2:5].ravel()
+    np.testing.assert_array_equal(latents.video.ravel(), wanted)
+    assert seen.conditions.video
+    assert seen.segments
+    np.testing.assert_array_equal(seen.conditions.video.level, wanted)
+    np.testing.assert_array_equal(seen.keyframes, wanted // 24)
+    np.testing.assert_array_equal(seen.segments.video, [wanted // 24, -(wanted // 24)])
+    for (times, places), *_ in seen.ropes.video:
+        assert [rope.ravel().tolist() for rope in times] == [planes.tolist(), (-planes).tolist()]
+        assert len(places.cos) == cells
 
 
 def test_the_published_stage_is_planned_without_its_files() -> None:
