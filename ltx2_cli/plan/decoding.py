@@ -211,7 +211,7 @@ def _even_parts(devices: int, side: int) -> list[int]:
     return [parts for parts in divisors(math.gcd(devices, side)) if parts == 1 or side // parts >= LEAST_PART]
 
 
-@lru_cache(maxsize=256)  # of few clips: those that a search for what fits compares differ in other things too
+@lru_cache(maxsize=256)  # a search for what fits plans one clip many times, with other settings
 def _choices(
     decoder: VideoDecoder, cut: int | None, split: _Split, size: Extent, device: jax.Device
 ) -> tuple[_Choice, ...]:

@@ -72,7 +72,7 @@ class StageTiles(NamedTuple):
     @property
     def text(self) -> str:
         """The number of tiles, in words."""
-        return f"{self.number} tiles" + f", {len(self.times)} along time" * (len(self.times) > 1)
+        return f"{self.number} tiles" + f" ({len(self.times)} along time)" * (len(self.times) > 1)
 
     @property
     def turns(self) -> float:

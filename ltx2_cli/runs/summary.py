@@ -92,7 +92,7 @@ def _stage_rows(plan: Plan, stage: Stage, phases: Collection[str]) -> Iterator[t
     at_once, windows = stage.largest_window.geometry, len(stage.windows)
     video, audio, text = at_once.video_tokens, at_once.audio_frames, spec.max_sequence_length
     largest = stage.largest_window.tile_geometry.video_tokens
-    in_tiles = f" ({stage.tiles.text}, of {largest})" if stage.tiles else ""
+    in_tiles = f" in {stage.tiles.text} of {largest}" if stage.tiles else ""
     yield "tokens", f"{video} of video{in_tiles}, {audio} of audio, {text} of text"
     passes = "; ".join(
         ", ".join(each.name.lower() for each in own) + f" in {count} of them" * (len(stage.pass_counts) > 1)

@@ -181,7 +181,7 @@ def test_saved_latents_are_refined_in_tiles(
     assert [clip["video"].shape[2:] for clip in once] == [(3, 4, 4)] * 2
     capsys.readouterr()
     assert run_program(monkeypatch, "upsample", *drafts, *tiles, "--dry-run") == 0
-    assert "80 of video (8 tiles, 2 along time, of 45)" in capsys.readouterr().out
+    assert "80 of video in 8 tiles (2 along time) of 45" in capsys.readouterr().out
     others = {"eight": make("eight", "--sharding", "ironwood")}
     with signal_at((1, 1, 1)):
         make("stopped", "--save-run", "--save-run-every", "0", status=130)
