@@ -75,7 +75,16 @@ def test_frames_are_pixels_in_256_levels() -> None:
     np.testing.assert_allclose(levels, (pixels.clip(-1, 1) * 127.5 + 127.5).reshape(levels.shape), rtol=0, atol=0.51)
 
 
-@pytest.mark.parametrize("tiles", TILES, ids=repr)
+@pytest.mark.parametrize(
+    ("vae", "tiles"),
+    [
+        *(("mirrored", each) for each in TILES),
+        *(("plain", each) for each in TILES[::2]),
+        *(("causal", each) for each in TILES[1::2]),
+    ],
+    indirect=["vae"],
+    ids=repr,
+)
 def test_tiled_frames_equal_those_decoded_at_once(vae: VideoVAE, whole: np.ndarray, tiles: Tiles) -> None:
     (_, *sides), _ = module.activations(vae.decoder, LATENTS[1:4])[tiles.cut]
     seen = [axis.read_size for axis in tile_images(vae.decoder, tiles, *sides)]

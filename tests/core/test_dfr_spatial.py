@@ -123,7 +123,7 @@ def by_diffusers(
 
 @pytest.mark.parametrize(
     ("segments", "size", "fps", "images", "parts"),
-    [(3, (2, 3), 25.0, False, 1), (3, (8, 7), 25.0, False, 2), (6, (8, 7), 50.0, True, 1), (6, (2, 3), 50.0, True, 4)],
+    [(3, (2, 3), 25.0, False, 1), (3, (8, 7), 25.0, False, 2), (3, (8, 7), 50.0, True, 1), (6, (2, 3), 50.0, True, 4)],
 )
 def test_the_last_stage_equals_that_of_the_reference(
     model: Checkpoint,
@@ -135,6 +135,7 @@ def test_the_last_stage_equals_that_of_the_reference(
     images: bool,
     parts: int,
 ) -> None:
+    """Of one device and, with images, of eight."""
     clip, keyframes = drawn(model, segments, size, fps)
     shape = {"num_frames": 8 * segments + 1, "height": 32 * size[0], "width": 32 * size[1], "fps": fps}
     shown, theirs = [], []
@@ -145,7 +146,7 @@ def test_the_last_stage_equals_that_of_the_reference(
         theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, 1.0, 0))
     source = InitialLatents(Streams(clip.video.shape, clip.audio.shape), fps, segments)
     saved = {"save_latents": str(tmp_path / "made.safetensors"), "output": str(tmp_path / "made.mp4")}
-    tiles = {"second_stage.temporal_tiles": parts}
+    tiles = {"second_stage.temporal_tiles": parts, "sharding": "ironwood" if images else "single"}
     plan = asked(model, source, conditions=shown, **shape, **saved, **tiles, compat="diffusers")
     start = state_from_latents([clip], keyframes=[keyframes])
     ((path, _),) = write(plan, Components(plan), Report(), Product.latents, start)
@@ -167,7 +168,7 @@ SHORT = ("--recipe", "dfr_spatial", "--set", "second_stage.sigmas=[0.9,0.5,0.0]"
 def test_saved_latents_are_refined_in_tiles(
     draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In space and time; also on eight devices, and stopped between steps; the keyframes are not kept."""
+    """In space and time; also stopped between steps; the keyframes are not kept."""
     monkeypatch.chdir(draft)
     drafts, tiles = sorted(map(str, draft.glob("draft-s*.safetensors"))), (*SHORT, "--set", f"{TEMPORAL}=2")
 
@@ -182,17 +183,14 @@ def test_saved_latents_are_refined_in_tiles(
     capsys.readouterr()
     assert run_program(monkeypatch, "upsample", *drafts, *tiles, "--dry-run") == 0
     assert "80 of video in 8 tiles (2 along time) of 45" in capsys.readouterr().out
-    others = {"eight": make("eight", "--sharding", "ironwood")}
     with signal_at((1, 1, 1)):
         make("stopped", "--save-run", "--save-run-every", "0", status=130)
     (unfinished,) = draft.glob("stopped*.run")
     assert run_program(monkeypatch, "resume", str(unfinished)) == 0
-    others["stopped"] = [load_file(path) for path in sorted(draft.glob("stopped-s*.safetensors"))]
-    for name, clips in others.items():
-        for clip, wanted in zip(clips, once, strict=True):
-            for stream, tokens in clip.items():
-                assert np.linalg.norm(tokens - wanted[stream]) <= 2e-5 * np.linalg.norm(wanted[stream]), name
-                assert name == "eight" or tokens.tobytes() == wanted[stream].tobytes(), name
+    for path, wanted in zip(sorted(draft.glob("stopped-s*.safetensors")), once, strict=True):
+        clip = load_file(path)
+        assert clip.keys() == wanted.keys()
+        assert all(clip[stream].tobytes() == wanted[stream].tobytes() for stream in clip), path
     assert run_program(monkeypatch, "replay", "--verify", "once-s3.mp4") == 0
 
 
@@ -401,11 +399,12 @@ def test_tiles_along_time_are_suggested_where_they_fit() -> None:
 @needs_libtpu
 def test_tiles_are_compiled_for_tpus() -> None:
     """The demo's second stage, with a kernel of TPUs in the loop over tiles; a forward of the estimate is a tile's."""
-    asked = {"prompt": "rain", "model": "demo", "recipe": "two_stage", "second_stage.spatial_tiles": 2}
+    asked = {"prompt": "rain", "model": "demo", "recipe": "two_stage", "second_stage.spatial_tiles": 2, "num_frames": 9}
     plan = plan_offline(read_spec(asked), topology("v6e:2x2"))
     assert plan.stages[1].tiles
-    programs = stage_programs(plan, 1)
-    loop, forward = (compile_program(each, plan.stages[1].sharding.mesh) for each in (programs.steps, programs.forward))
+    programs, geometry = stage_programs(plan, 1), plan.stages[1].geometry
+    loop = compile_program(programs.steps, plan.stages[1].sharding.mesh)
     assert isinstance(loop, Compiled)
-    assert isinstance(forward, Compiled)
     assert "tpu_custom_call" in loop.text
+    tokens = programs.forward.lower().out_info.video.shape[2]
+    assert geometry.grid_tokens / 4 < tokens < geometry.grid_tokens

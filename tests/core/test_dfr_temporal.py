@@ -137,8 +137,8 @@ def test_a_round_equals_that_of_the_reference(
     strength: float,
 ) -> None:
     """One window, windows of one size and of two, below and above the rates that are told as they are, with images at
-    the begin and later. Keyframes in part are at a noise level of their own here; there noise is added to them in
-    whole."""
+    the begin and later; of one device and, with images, of eight. Keyframes in part are at a noise level of their own
+    here; there noise is added to them in whole."""
     monkeypatch.setattr(keyframe_windows, "KEYFRAME_STRENGTH", strength)
     monkeypatch.setattr(pipeline_ltx2_dfr_temporal_refine, "ANCHOR_KEYFRAME_STRENGTH", strength)
     clip, keyframes = drawn(model, segments, (2, 3), fps)
@@ -154,6 +154,7 @@ def test_a_round_equals_that_of_the_reference(
     source = InitialLatents(Streams(clip.video.shape, clip.audio.shape), fps, segments)
     saved = {"save_latents": str(tmp_path / "made.safetensors"), "output": str(tmp_path / "made.mp4")}
     rounds = {"second_stage.keyframe_windows": windows, "compat": "diffusers"}
+    rounds |= {"sharding": "ironwood" if images else "single"}
     plan = asked(model, source, conditions=shown, **size, **saved, **rounds)
     assert "this model is not distilled, the recipe `dfr_temporal` is not for it: no --recipe" in plan.warnings
     start = state_from_latents([clip], keyframes=[keyframes])
@@ -185,7 +186,7 @@ def of_round(model: Checkpoint, *options: str) -> list[str]:
 def test_rounds_double_the_frame_rate_of_saved_latents(
     model: Checkpoint, draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two after one another, with two windows and then four; on eight devices, and stopped in each window."""
+    """Two after one another, with two windows and then four; and stopped in each window."""
     monkeypatch.chdir(draft)
     drafts = sorted(map(str, draft.glob("draft-s*.safetensors")))
 
@@ -204,18 +205,15 @@ def test_rounds_double_the_frame_rate_of_saved_latents(
     capsys.readouterr()
     assert run_program(monkeypatch, "info", str(draft / "twice-s3.mp4")) == 0
     assert "64x64, 65 frames, 0.68 s at 96 frames a second" in capsys.readouterr().out
-    others = {"eight": make("eight", drafts, "--sharding", "ironwood")}
     for number, place in enumerate([(1, 1, 1), (2, 0, 1), (2, 1, 0)]):
         with signal_at(place):
             make(f"stopped{number}", drafts, "--save-run", "--save-run-every", "0", status=130)
         (unfinished,) = draft.glob(f"stopped{number}*.run")
         assert run_program(monkeypatch, "resume", str(unfinished)) == 0
-        others[f"stopped{number}"] = [load_file(path) for path in sorted(draft.glob(f"stopped{number}-s*.safetensors"))]
-    for name, clips in others.items():
-        for clip, wanted in zip(clips, once, strict=True):
-            for stream, tokens in clip.items():
-                assert np.linalg.norm(tokens - wanted[stream]) <= 2e-5 * np.linalg.norm(wanted[stream]), name
-                assert name == "eight" or tokens.tobytes() == wanted[stream].tobytes(), name
+        for path, wanted in zip(sorted(draft.glob(f"stopped{number}-s*.safetensors")), once, strict=True):
+            clip = load_file(path)
+            assert clip.keys() == wanted.keys()
+            assert all(clip[stream].tobytes() == wanted[stream].tobytes() for stream in clip), path
     assert run_program(monkeypatch, "replay", "--verify", "twice-s3.mp4") == 0
     capsys.readouterr()
     assert run_program(monkeypatch, "upsample", firsts[0], *of_round(model), "--dry-run") == 0

@@ -32,8 +32,8 @@ def main_signature(plan: Plan) -> str:
 
 @pytest.mark.slow
 def test_the_negative_prompt_counts_without_a_pass(model: Checkpoint, compilations: list[str]) -> None:
-    """Eight devices make what one makes; a negative prompt like the prompt changes nothing; and other numbers compile
-    nothing."""
+    """A negative prompt like the prompt changes nothing, and other numbers compile nothing; eight devices make what one
+    makes, those of 2.3 in `test_segments.py`."""
     plain, nag = plan_of(model, CASE, 5), {"nag_scale": 11.0}
     guided = plan_of(model, CASE, 5, **nag)
     assert (plain.prompts, guided.prompts) == ((CASE.prompt,), (CASE.prompt, "blurry"))
@@ -47,8 +47,9 @@ def test_the_negative_prompt_counts_without_a_pass(model: Checkpoint, compilatio
         "plain": final_latents(plain),
         "guided": final_latents(guided, components := Components(guided)),
         "alike": final_latents(plan_of(model, CASE, 5, negative_prompt=CASE.prompt, **nag)),
-        "eight": final_latents(plan_of(model, CASE, 5, sharding="trillium", **nag)),
     }
+    if plain.arch.model_version == "ltx2":
+        latents["eight"] = final_latents(plan_of(model, CASE, 5, sharding="trillium", **nag))
 
     def differences(name: str, other: str) -> list[float]:
         streams = zip(latents[name], latents[other], strict=True)
@@ -56,7 +57,7 @@ def test_the_negative_prompt_counts_without_a_pass(model: Checkpoint, compilatio
 
     assert min(differences("guided", "plain")) > 1e-3
     assert max(differences("alike", "plain")) < 2e-5
-    assert max(differences("eight", "guided")) < 2e-5
+    assert "eight" not in latents or max(differences("eight", "guided")) < 2e-5
     compilations.clear()
     components.adopt(other := plan_of(model, CASE, 5, nag_scale=3.0, nag_tau=1.5, nag_alpha=0.6))
     latents["other"] = final_latents(other, components)

@@ -170,10 +170,10 @@ def test_devices_compute_while_they_send(slice_: str, mesh: dict[str, int], kind
     """What a layer sends has left before it is needed, and arithmetic stands between."""
     profile = "trillium" if "heads" in mesh else "ironwood"
     asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "sharding": {"profile": profile, "mesh": mesh}}
-    plan = plan_offline(read_spec(asked, width=768, height=512, num_frames=121), offline.topology(slice_))
+    plan = plan_offline(read_spec(asked, width=384, height=256, num_frames=49), offline.topology(slice_))
     (forward,) = (compile_program(program, plan.sharding.mesh) for program in forward_programs(plan))
     assert isinstance(forward, Compiled)
-    large = [each for each in forward.collectives if each.loops and each.bytes > 200_000]
+    large = [each for each in forward.collectives if each.loops and each.bytes > 50_000]
     assert {(each.kind, each.asynchronous) for each in large} == {(kind, True)}
     lines = forward.text.splitlines()
     for number, line in enumerate(lines):
@@ -208,17 +208,16 @@ def test_what_is_sent_in_parts_goes_by_the_type_of_products(keys: dict[str, str]
 @needs_libtpu
 @pytest.mark.slow
 def test_steps_that_skip_blocks_compile_for_tpus() -> None:
-    """In windows, of one device and of four that split rows and tokens; the cache comes out where it went in."""
-    for topology, sharding in (("v6e:1x1", "single"), ("v6e:2x2", {"mesh": {"passes": 2, "tokens": 2, "heads": 1}})):
-        sharding = sharding if isinstance(sharding, str) else {"profile": "trillium", **sharding}
-        asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
-        cached = {"first_block_cache": 0.1, "windows": 2, "window_overlap": 0.3}
-        plan = plan_offline(read_spec({**asked, **cached}), offline.topology(topology))
-        compiled = stage_programs(plan, 0).steps.lower().compile()
-        before, after = compiled.input_shardings[0][-2], compiled.output_shardings[2]
-        assert jax.tree.leaves(before) == jax.tree.leaves(after)
-        kept = sum(map(prod, (x.shape for x in jax.tree.leaves(stage_programs(plan, 0).cache.outputs().layers))))
-        assert compiled.memory_analysis().alias_size_in_bytes >= kept // plan.sharding.mesh.size
+    """In windows, of four devices that split rows and tokens; the cache comes out where it went in."""
+    sharding = {"profile": "trillium", "mesh": {"passes": 2, "tokens": 2, "heads": 1}}
+    asked = {"prompt": "rain", "model": "demo", "dtype": "bfloat16", "seed": 1, "sharding": sharding}
+    cached = {"first_block_cache": 0.1, "windows": 2, "window_overlap": 0.3, "width": 64, "height": 64}
+    plan = plan_offline(read_spec({**asked, **cached}), offline.topology("v6e:2x2"))
+    compiled = stage_programs(plan, 0).steps.lower().compile()
+    before, after = compiled.input_shardings[0][-2], compiled.output_shardings[2]
+    assert jax.tree.leaves(before) == jax.tree.leaves(after)
+    kept = sum(map(prod, (x.shape for x in jax.tree.leaves(stage_programs(plan, 0).cache.outputs().layers))))
+    assert compiled.memory_analysis().alias_size_in_bytes >= kept // plan.sharding.mesh.size
 
 
 @pytest.mark.slow

@@ -131,14 +131,14 @@ def on_eight_devices(
     profile: str,
     mesh: tuple[tuple[str, int], ...],
     scan: bool,
-    matrices: MatrixType | None = None,
+    matrices: MatrixType | None,
 ) -> tuple[Streams[jax.Array], str]:
     config = CONFIGS[model_version]
     return velocities(config, plan_of(config, profile, dict(mesh)), scan, matrices)
 
 
 @cache
-def on_one_device(model_version: str, matrices: MatrixType | None = None) -> Streams[jax.Array]:
+def on_one_device(model_version: str, matrices: MatrixType | None) -> Streams[jax.Array]:
     return velocities(CONFIGS[model_version], None, matrices=matrices)[0]
 
 
@@ -159,8 +159,8 @@ def on_one_device(model_version: str, matrices: MatrixType | None = None) -> Str
 def test_every_mesh_gives_the_same_velocities(
     model_version: str, profile: str, mesh: dict[str, int], scan: bool
 ) -> None:
-    wanted = on_one_device(model_version)
-    got, _ = on_eight_devices(model_version, profile, tuple(mesh.items()), scan)
+    wanted = on_one_device(model_version, None)
+    got, _ = on_eight_devices(model_version, profile, tuple(mesh.items()), scan, None)
     for one, eight in zip(wanted, got, strict=True):
         assert one.shape == eight.shape
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
@@ -178,7 +178,7 @@ def test_parts_that_a_gpu_computes_in_turn_give_the_same_velocities(
     with activate(plan):
         assert len(part_sizes(ROWS, 2 * 3 * 3, "tokens", eight_bits=False)) > 2
     got, _ = velocities(CONFIGS["2.5"], plan)
-    for one, eight in zip(on_one_device("2.5"), got, strict=True):
+    for one, eight in zip(on_one_device("2.5", None), got, strict=True):
         assert np.linalg.norm(eight - one) <= 1e-5 * np.linalg.norm(one)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Lowered
 
 from compilers import needs_libtpu
 from ltx2_cli.estimate import offline
@@ -22,8 +23,8 @@ from ltx2_cli.request.spec import AttentionBackend
 FUSED = AttentionBackend.fused
 
 
-def kernels(topology: str, case: Case, in_part: bool = False, weighs_keys: bool = False) -> list[bytes]:
-    """The attention kernels of a program that is compiled for a case."""
+def program(topology: str, case: Case, in_part: bool = False, weighs_keys: bool = False) -> Lowered:
+    """A program that attends as in a case, for one device."""
     mesh = Mesh(np.asarray(offline.topology(topology)[:1]), ("device",))
     alone = NamedSharding(mesh, PartitionSpec())
     key_weights = np.ones(case.operands.keys.shape[1], np.float32) if weighs_keys else None
@@ -39,7 +40,12 @@ def kernels(topology: str, case: Case, in_part: bool = False, weighs_keys: bool 
         return attend_with(FUSED, operands, case.heads)
 
     with activate(ShardingPlan(mesh, (), (), FUSED)):
-        text = jax.jit(attend).lower(operands, valid).compile().as_text()
+        return jax.jit(attend).lower(operands, valid)
+
+
+def kernels(program: Lowered) -> list[bytes]:
+    """The attention kernels of a program when it is compiled."""
+    text = program.compile().as_text()
     assert "fused_attention" in text
     return [*map(b64decode, re.findall(r'"body":"([^"]*)"', text))]
 
@@ -63,7 +69,7 @@ def test_the_kernel_compiles_for_tpus(topology: str, head_size: int, dtype: str,
     multiples of a block. The grid says which of its axes the cores of a chip may share."""
     perturbed, weighs_keys = not in_part and keys == 300, head_size == 64
     case = drawn(300, keys, 256 // head_size, head_size, dtype, rows=2, perturbed=perturbed)
-    (kernel,) = kernels(topology, case, in_part, weighs_keys)
+    (kernel,) = kernels(program(topology, case, in_part, weighs_keys))
     assert b"parallel" in kernel
 
 
@@ -74,5 +80,8 @@ def test_the_longest_context_that_a_core_holds_compiles(topology: str, head_size
     """It ends within a block. With 128 keys more than fit it is attended to in two parts."""
     (device, *_), heads = offline.topology(topology), 128 // head_size
     most = next(keys for keys in range(100_000, 0, -128) if part_length(device, keys, itemsize=2) == keys)
-    assert len(kernels(topology, drawn(300, most - 70, heads, head_size, "bfloat16"))) == 1
-    assert len(kernels(topology, drawn(300, most + 128, heads, head_size, "bfloat16"))) == 2
+    longest, longer = (
+        program(topology, drawn(300, keys, heads, head_size, "bfloat16")) for keys in (most - 70, most + 128)
+    )
+    assert len(kernels(longest)) == 1
+    assert longer.as_text().count("@tpu_custom_call") == 2
