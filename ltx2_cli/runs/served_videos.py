@@ -13,6 +13,7 @@ from time import time, time_ns
 from typing import Any
 
 from ltx2_cli.artifacts.files import replacing
+from ltx2_cli.errors import RunError
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.job_lines import MOST_READY, Line
 
@@ -153,14 +154,15 @@ class ServedVideos:
         with self._lock:
             if (video := self.numbered(number)) is None:
                 return False
-            self._videos[video.id] = video = replace(video, **facts)
+            video = replace(video, **facts)
             if facts.keys() != {"progress"}:
                 self._write(video)
+            self._videos[video.id] = video  # clients are told what is kept
         return True
 
     def put_back(self) -> None:
         """Put videos that are being made back into the queue, for the next server."""
-        with self._lock, suppress(OSError):  # a full disk keeps them as they are
+        with self._lock, suppress(RunError):  # a full disk keeps them as they are
             for video in self._videos.values():
                 if video.status is VideoStatus.in_progress:
                     self._write(replace(video, status=VideoStatus.queued, progress=0))

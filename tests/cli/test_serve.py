@@ -26,11 +26,13 @@ from PIL import Image
 
 from disks import small_disk
 from forked import Forked, fork, run_main
+from ltx2_cli import read_spec
+from ltx2_cli.errors import StorageError
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.request.spec import RunSpec
 from ltx2_cli.runs.http_api import KEYS_OF_CONTENT, OF_CLIP, TAKEN_KEYS
 from ltx2_cli.runs.inspect import inspect
-from ltx2_cli.runs.served_videos import MOST_QUEUED
+from ltx2_cli.runs.served_videos import MOST_QUEUED, ServedVideos, VideoStatus
 from media.test_videos import ffmpeg, write_lossless
 from other_process import other_process
 from program import run_program
@@ -506,6 +508,22 @@ def test_a_full_disk_refuses_requests_and_ends_the_server(tmp_path: Path):
         assert [file.name for file in server.folder.glob("*.json")] == [f"{video}.json"]
         with serving(tmp_path) as server:
             assert server.finished(video)["status"] == "completed"
+
+
+def test_clients_are_told_what_is_kept(tmp_path: Path):
+    """Of a video whose file cannot be written, what the file says; and a server ends there with its own error."""
+    with small_disk(tmp_path / "videos", 2**20) as remount:
+        videos, spec = ServedVideos(tmp_path / "videos"), read_spec(prompt="a ball", model="demo", fps=24, seed=1)
+        video_id = videos.add(videos.new_id(), {"prompt": "a ball"}, spec, 9, None).id
+        (line,) = next(videos.arriving())
+        videos.change(line.number, status=VideoStatus.in_progress)
+        remount("ro")
+        with pytest.raises(StorageError, match="Read-only"):
+            videos.change(line.number, status=VideoStatus.completed)
+        videos.put_back()
+        told = videos.get(video_id)
+        assert told
+        assert told.status == json.loads(videos.path(video_id, ".json").read_text())["status"] == "in_progress"
 
 
 def test_a_place_that_is_taken_is_refused(
