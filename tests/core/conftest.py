@@ -12,7 +12,7 @@ from ltx2_cli.private_api import COMPILED_EVENT
 from parity import randomise
 from tiny import tiny_pipeline
 
-CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "1", "--seed", "3"]
+CLIP = ["--height", "128", "--width", "128", "--num-frames", "9", "--steps", "2", "--stg-blocks", "0", "--seed", "3"]
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ from other_process import other_process
 from program import run_program
 from sounds import tone, write_tone
 
-SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
 KEYS = (
     *("model", "height", "width", "num_frames", "fps", "num_inference_steps", "dtype", "guidance", "stg_blocks"),
     *("text_encoder_dtype", "max_sequence_length", "compat"),

@@ -31,7 +31,7 @@ from ltx2_cli.core.run import open_components, programs, run, warm_up
 from ltx2_cli.errors import UsageError
 from program import CACHE, FOLDER, cache_restored
 
-SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
 NOTHING = jax.jit(lambda: 0)
 
 

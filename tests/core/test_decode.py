@@ -22,7 +22,7 @@ from ltx2_cli.plan.resolve import Plan
 from ltx2_cli.plan.video_tiles import Tiles
 from ltx2_cli.request.spec import Streams
 
-CASE = Case(Size(9, 128, 256, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,))
+CASE = Case(Size(9, 128, 256, 24.0), 1, ALL_ON.video, ALL_ON.audio, (0,))
 EIGHT = {"profile": "gpu", "mesh": {"passes": 4, "heads": 2}}
 
 

@@ -23,7 +23,7 @@ from ltx2_cli.media import checks
 from ltx2_cli.media.probe import open_video
 from program import run_program
 
-SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
 
 
 @pytest.fixture(scope="module")

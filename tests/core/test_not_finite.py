@@ -22,7 +22,7 @@ from ltx2_cli.plan.resolve import Plan, resolve
 from ltx2_cli.request.spec import Streams
 
 STEPS = 8
-ONE = Case(Size(9, 64, 64, 24.0), STEPS, ALL_ON.video, ALL_ON.audio, (1,))
+ONE = Case(Size(9, 64, 64, 24.0), STEPS, ALL_ON.video, ALL_ON.audio, (0,))
 TWO = ONE._replace(size=Size(9, 128, 128, 24.0))
 FILE = "diffusion_pytorch_model.safetensors"
 WEIGHTS = f"transformer/{FILE}"

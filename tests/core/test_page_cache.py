@@ -85,7 +85,7 @@ class Watching(Report):
 def test_decoders_and_loras_are_read_while_the_denoiser_works(
     checkpoint: Checkpoint, second_stage: dict[str, object]
 ) -> None:
-    case = Case(Size(9, 128, 128, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+    case = Case(Size(9, 128, 128, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
     plan = plan_of(checkpoint, case, 3, recipe="two_stage", **second_stage)
     networks = {name.replace("_", " "): [*plan.checkpoint.files[name].values()] for name in ("vae", "audio_vae")}
     (lora,) = {part[0] for delta in plan.lora_deltas[STAGE2_DENOISER].values() for part in delta.parts}
@@ -99,7 +99,7 @@ def test_decoders_and_loras_are_read_while_the_denoiser_works(
 def test_a_network_that_hosts_read_in_parts_is_not_read_whole(
     checkpoint: Checkpoint, hosts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+    case = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
     plan = plan_of(checkpoint, case, 3)
     denoiser, decoder = ([*plan.checkpoint.files[name].values()] for name in ("transformer", "vae"))
     for path in {tensor.file for tensor in (*denoiser, *decoder)}:

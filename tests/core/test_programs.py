@@ -32,7 +32,7 @@ from ltx2_cli.plan.resolve import plan_offline
 from ltx2_cli.weights.declare import Weight, weights
 from ltx2_cli.weights.transfer import Place
 
-SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
 
 
 OPTIONS: list[dict[str, object]] = [

@@ -19,7 +19,7 @@ from ltx2_cli.errors import UsageError
 from ltx2_cli.media.probe import open_video
 from ltx2_cli.weights import digests
 
-SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 3, ALL_ON.video, ALL_ON.audio, (0,))
 
 
 @pytest.fixture(scope="module")

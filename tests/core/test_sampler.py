@@ -78,7 +78,7 @@ def test_noise_is_drawn_behind_the_grid_too(checkpoint: Checkpoint, tmp_path: Pa
     """For a picture that is shown in the middle, whose tokens lie there."""
     Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
     shown = [{"path": str(tmp_path / "red.png"), "frame": 9, "strength": 0.5}]
-    case = Case(Size(17, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+    case = Case(Size(17, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
     plan = plan_of(checkpoint, case, 5, conditions=shown, sampler="euler_ancestral")
     latents, _ = stage_programs(plan, 0).steps.outputs()
     assert latents.video.shape[1] == plan.stages[0].geometry.video_tokens > plan.stages[0].geometry.grid_tokens

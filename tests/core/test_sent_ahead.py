@@ -19,7 +19,7 @@ from ltx2_cli.errors import RunError
 from ltx2_cli.parallel.devices import DeviceMemory
 from ltx2_cli.plan.resolve import Plan
 
-SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (1,))
+SMALL = Case(Size(9, 64, 64, 24.0), 2, ALL_ON.video, ALL_ON.audio, (0,))
 LARGER = SMALL._replace(size=Size(9, 128, 128, 24.0))  # whose half two stages begin with
 FOLDERS = ("vae", "audio_vae", "vocoder")
 

@@ -36,7 +36,7 @@ from program import run_program
 
 SECRET = "hf_not_for_strangers"
 PROMPT = "a ball ${oc.env:SECRET} \\${height} ${oc.decode:1}"
-SMALL = Case(Size(9, 64, 64, 24.0), 1, ALL_ON.video, ALL_ON.audio, (1,), PROMPT)
+SMALL = Case(Size(9, 64, 64, 24.0), 1, ALL_ON.video, ALL_ON.audio, (0,), PROMPT)
 
 Run = Callable[..., tuple[int, str, str]]
 
