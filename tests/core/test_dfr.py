@@ -97,7 +97,7 @@ def by_diffusers(
 def test_both_stages_equal_those_of_the_reference(
     model: Checkpoint, images: bool, fps: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one device and, with images, of eight; also above the rates that the denoiser is told as they are."""
+    """Also above the rates of frames that the denoiser is told as they are."""
     shown, theirs = [], []
     if images:
         for number, (frame, index, strength) in enumerate([(0, 0, 1.0), (17, 3, 0.6)]):
@@ -105,8 +105,7 @@ def test_both_stages_equal_those_of_the_reference(
             Image.fromarray(pixels).save(tmp_path / f"{number}.png")
             shown.append({"path": str(tmp_path / f"{number}.png"), "frame": frame, "strength": strength})
             theirs.append(LTX2VideoCondition(Image.fromarray(pixels), index, strength, 0))
-    more = {"sharding": "ironwood" if images else "single", "second_stage.keep_audio": True}
-    plan = asked(model, conditions=shown, fps=fps, compat="diffusers", **more)
+    plan = asked(model, conditions=shown, fps=fps, compat="diffusers", **{"second_stage.keep_audio": True})
     wanted = by_diffusers(model, plan, monkeypatch, theirs)
     errors = [relative_error(got, stream) for got, stream in zip(final_latents(plan), wanted, strict=True)]
     assert max(errors) <= 2e-4
@@ -128,7 +127,7 @@ def test_a_second_stage_follows_the_first_of_older_models(tmp_path: Path, monkey
 def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     model: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other, and both at once; also stopped in either stage and between them."""
+    """One after the other, and both at once on eight devices; also stopped in either stage and between them."""
     monkeypatch.chdir(tmp_path)
     lora = f"second_stage.lora=[{model.folder / 'upscaler.safetensors'}:0.5]"
     short = ["sigmas=[1.0,0.8,0.0]", "second_stage.sigmas=[0.9,0.5,0.0]", "keyframe_segments=[8]", lora]
@@ -137,12 +136,24 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     words += [word for setting in short for word in ("--set", setting)] + ["--recipe=dfr"]
 
     def make(name: str, *options: str, status: int = 0) -> None:
-        saved = ["-o", f"{name}.mp4", "--save-latents", f"{name}.safetensors"]
-        assert run_program(monkeypatch, "generate", "rain", *words, "--seed=3,4", *saved, *options) == status
+        seeds = ["--seed=3", "--num-videos=2"] if name == "eight" else ["--seed=3,4"]
+        asked = [
+            "generate",
+            "rain",
+            *words,
+            *seeds,
+            "-o",
+            f"{name}.mp4",
+            "--save-latents",
+            f"{name}.safetensors",
+            *options,
+        ]
+        assert run_program(monkeypatch, *asked) == status
 
     make("whole")
     wanted = [load_file(path) for path in sorted(tmp_path.glob("whole-s*.safetensors"))]
     assert [clip["video"].shape for clip in wanted] == [(1, 8, 3, 4, 4)] * 2
+    make("eight", "--sharding", "ironwood")
     for number, place in enumerate([(0, 1, 1), (1, 0, 0), (2, 1, 1), (3, 0, 0)]):
         with signal_at(place):
             make(f"stopped{number}", "--save-run", "--save-run-every", "0", status=130)
@@ -178,9 +189,11 @@ def test_a_draft_and_its_upsampling_make_what_both_stages_make(
     assert run_program(monkeypatch, "replay", "--verify", drafts[1]) == 1  # the clip itself is the same
     assert f"differs from {drafts[1]}: keyframes is the first" in capsys.readouterr().err
     assert run_program(monkeypatch, "extend", "whole-s3.mp4", "--seconds", "0.5", "--dry-run") == 0  # not by segments
-    for name in ("stopped0", "stopped1", "stopped2", "stopped3", "up"):
+    for name in ("eight", "stopped0", "stopped1", "stopped2", "stopped3", "up"):
         for path, clip in zip(sorted(tmp_path.glob(f"{name}-s*.safetensors")), wanted, strict=True):
-            assert all(tokens.tobytes() == clip[stream].tobytes() for stream, tokens in load_file(path).items()), path
+            for stream, tokens in load_file(path).items():
+                assert np.linalg.norm(tokens - clip[stream]) <= 2e-5 * np.linalg.norm(clip[stream]), name
+                assert name == "eight" or tokens.tobytes() == clip[stream].tobytes(), name
 
 
 @pytest.mark.parametrize(
